@@ -1,0 +1,34 @@
+# The whole reproduction as one DAG: datasets -> runs -> records -> tables, figures, ledger.
+#
+#   snakemake --cores all                       everything at the scale of config.yaml
+#   snakemake --cores all table1                one artefact: table1, table4, table5, figure4, figure6, figure7, ledger
+#   snakemake --cores all --config scale=paper  another scale; `--configfile mine.yaml` lays values over config.yaml
+#   snakemake --report report.html              figures, tables and ledger with their provenance, after a run
+
+import os
+import sys
+
+from snakemake.utils import min_version
+
+min_version("9.0")
+sys.path.insert(0, os.path.join(workflow.basedir, "src"))
+
+from flarepp import spec
+
+
+configfile: "config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/paper.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        TABLE_FILES,
+        FIGURE_FILES,
+        LEDGER_FILES,
+        f"results/{SCALE}/records.csv",

@@ -1,0 +1,146 @@
+"""The command line: `python -m flarepp VERB ...`, one verb for each thing the pipeline's rules do."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from flarepp.errors import unknown
+
+PACKAGE = Path(__file__).parent
+
+
+def data(arguments: argparse.Namespace) -> None:
+    from flarepp.data import prepare
+
+    prepare(parse_object(arguments.spec), arguments.store, arguments.card, arguments.generated, arguments.workers)
+
+
+def train(arguments: argparse.Namespace) -> None:
+    from flarepp.record import read_json
+    from flarepp.train import train as run
+
+    result = run(read_json(arguments.spec), data_of(arguments), arguments.spec.parent)
+    print(f"{result['status']}{': ' if result['message'] else ''}{result['message']} {json.dumps(result['metrics'])}")
+
+
+def predictor(arguments: argparse.Namespace) -> None:
+    from flarepp.predictors import run
+    from flarepp.record import read_json
+
+    result = run(read_json(arguments.spec), data_of(arguments), arguments.spec.parent)
+    print(f"{result['status']}: {json.dumps(result['metrics'])}")
+
+
+def records(arguments: argparse.Namespace) -> None:
+    from flarepp.record import atomic_path, records as collect
+
+    frame = collect(parse_object(arguments.plan.read_text() if arguments.plan else sys.stdin.read()))
+    with atomic_path(arguments.out) as partial:
+        frame.to_csv(partial, index=False, lineterminator="\n")
+
+
+def paper(arguments: argparse.Namespace) -> None:
+    """Tables, figures and the ledger: `build` of one module of the paper layer."""
+    from flarepp.record import read_records
+
+    module = importlib.import_module(f"flarepp.paper.{arguments.module}")
+    module.build(read_records(arguments.records), arguments.out, shown=arguments.shown, scale=arguments.scale)
+
+
+def artefact(arguments: argparse.Namespace) -> None:
+    """A table or figure by name: a file of paper/tables or paper/figures."""
+    folder = PACKAGE / "paper" / f"{arguments.verb}s"
+    names = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    if arguments.name not in names:
+        raise ValueError(unknown(arguments.verb, arguments.name, names))
+    arguments.module = f"{arguments.verb}s.{arguments.name}"
+    paper(arguments)
+
+
+def parse_object(text: str) -> dict:
+    """A JSON object given as text; ValueError otherwise."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def data_of(arguments: argparse.Namespace) -> Path:
+    """The dataset file: --data, else the one of the same results folder, results/<scale>/data/<dataset>.h5."""
+    from flarepp.record import read_json
+
+    if arguments.data:
+        return arguments.data
+    name = read_json(arguments.spec)["dataset"]["name"]
+    folders = [parent for parent in arguments.spec.absolute().parents if parent.name == "runs"]
+    path = folders[0].parent / "data" / f"{name}.h5" if folders else Path(f"{name}.h5")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: the dataset file is missing; make it with snakemake, or give --data FILE")
+    return path
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs and their arguments."""
+    top = argparse.ArgumentParser(prog="python -m flarepp", description=__doc__)
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, function, help: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help, description=help, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        sub.set_defaults(function=function)
+        return sub
+
+    sub = verb("data", data, "make one dataset file: solve the equations or read the published files")
+    sub.add_argument("spec", help="dataset spec, a JSON object")
+    sub.add_argument("--store", type=Path, required=True, help="HDF5 file to write")
+    sub.add_argument("--card", type=Path, required=True, help="dataset card (JSON) to write")
+    sub.add_argument("--generated", type=Path, required=True, help="folder for generated files in the published layout")
+    sub.add_argument("--workers", type=int, default=1, help="solver processes")
+    for name, function, help in (("train", train, "train one run from its spec.json; resumes from its checkpoint"),
+                                 ("predictor", predictor, "evaluate one trivial predictor from its spec.json")):
+        sub = verb(name, function, help)
+        sub.add_argument("spec", type=Path, help="spec.json; the record is written beside it")
+        sub.add_argument("--data", type=Path, help="dataset file; by default that of the same results folder")
+    sub = verb("records", records, "collect the metrics of a suite's runs into one tidy CSV")
+    sub.add_argument("--plan", type=Path, help="JSON plan of the suite; by default read from standard input")
+    sub.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    for name, help in (("table", "write one table as .tex, .csv and .md"), ("figure", "draw one figure as .pdf and .png"),
+                       ("ledger", "judge every claim of the paper")):
+        sub = verb(name, artefact if name != "ledger" else paper, help)
+        if name == "ledger":
+            sub.set_defaults(module="ledger")
+        else:
+            sub.add_argument("name", help=f"file of src/flarepp/paper/{name}s, such as {name}4")
+        sub.add_argument("--records", type=Path, required=True, help="records CSV")
+        sub.add_argument("--out", type=Path, required=True, help="folder to write to")
+        sub.add_argument("--shown", choices=("last", "ema", "best_test"), required=True, help="which error to show")
+        sub.add_argument("--scale", required=True, help="scale of the runs, stamped on everything but 'paper'")
+    return top
+
+
+def main() -> int:
+    """Run one verb. Errors of input are one line on standard error and exit code 2; a bug keeps its traceback."""
+    arguments = parser().parse_args()
+    try:
+        arguments.function(arguments)
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if not Path(raised_in).is_relative_to(PACKAGE):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The fused attention primitive and the exact merge of attention over shards of the keys.
+
+    out = softmax_N(scale * q k^T) v          lse = log sum_N exp(scale * q k^T)          (FLARE++, Section C.1)
+
+One autograd function serves every device: it calls the fused kernel that `kernel_for` names and keeps its log-sum-exp, so no
+[M, N] matrix is stored. Both results are differentiable. A row without any key gives out = 0 and lse = -inf, never NaN.
+B batch, H heads, M queries, N keys, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+
+
+def kernel_for(device_type: str, dtype: torch.dtype, head_dim: int, masked: bool) -> str:
+    """Name the kernel that serves these inputs: "cpu_flash", "cuda_flash", "cuda_efficient" or "unfused".
+
+    CUDA flash takes half precision without a mask and head widths up to 256; memory-efficient takes the rest of FP16, BF16
+    and FP32. "unfused" is FP64 on CUDA, which no fused kernel takes: it stores [M, N] and serves only exactness checks.
+    Raises ValueError for a device or dtype that no kernel takes.
+    """
+    if dtype not in (*HALF, torch.float32, torch.float64):
+        raise ValueError(f"attention of dtype {dtype}: allowed are float16, bfloat16, float32, float64")
+    if device_type == "cpu":
+        return "cpu_flash"
+    if device_type != "cuda":
+        raise ValueError(f"attention on device {device_type!r}: allowed are 'cpu' and 'cuda'")
+    if dtype == torch.float64:
+        return "unfused"
+    return "cuda_flash" if dtype in HALF and not masked and head_dim <= 256 else "cuda_efficient"
+
+
+def _cpu_flash(q, k, v, bias, scale):
+    return *aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=scale), ()
+
+
+def _cpu_flash_backward(grad, q, k, v, bias, out, lse, extra, scale):
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
+
+
+def _cuda_flash(q, k, v, bias, scale):
+    out, lse, *extra = aten._scaled_dot_product_flash_attention(q, k, v, scale=scale)
+    return out, lse, tuple(extra[:6])  # cumulative lengths (2), longest lengths (2), philox seed and offset
+
+
+def _cuda_flash_backward(grad, q, k, v, bias, out, lse, extra, scale):
+    queries, keys, longest_query, longest_key, seed, offset = extra
+    return aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, lse, queries, keys, longest_query, longest_key, 0.0, False, seed, offset, scale=scale)
+
+
+def _cuda_efficient(q, k, v, bias, scale):
+    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(
+        q, k, v, _full_bias(bias, q, k), compute_log_sumexp=True, scale=scale)
+    return out, lse, (seed, offset)  # the kernel pads lse along M to a multiple of 32
+
+
+def _cuda_efficient_backward(grad, q, k, v, bias, out, lse, extra, scale):
+    padding = _padded(q.shape[2], 32) - lse.shape[-1]
+    lse = F.pad(lse, (0, padding)) if padding > 0 else lse
+    wanted = [True, True, True, False]
+    return aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, _full_bias(bias, q, k), out, lse, *extra, 0.0, wanted, scale=scale)[:3]
+
+
+def _unfused(q, k, v, bias, scale):
+    scores = scale * q @ k.transpose(-1, -2) + (0 if bias is None else bias)  # [B, H, M, N]
+    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1), ()
+
+
+def _unfused_backward(grad, q, k, v, bias, out, lse, extra, scale):
+    scores = scale * q @ k.transpose(-1, -2) + (0 if bias is None else bias)  # [B, H, M, N]
+    weights = torch.exp(scores - lse[..., None])
+    d_scores = weights * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
+    return scale * d_scores @ k, scale * d_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ grad
+
+
+KERNELS = {
+    "cpu_flash": (_cpu_flash, _cpu_flash_backward),
+    "cuda_flash": (_cuda_flash, _cuda_flash_backward),
+    "cuda_efficient": (_cuda_efficient, _cuda_efficient_backward),
+    "unfused": (_unfused, _unfused_backward),
+}
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _full_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """Expand [B, 1, 1, N] to [B, H, M, N] without memory, rows aligned to 8 elements as the kernel asks."""
+    if bias is None:
+        return None
+    num_keys = k.shape[2]
+    aligned = F.pad(bias, (0, _padded(num_keys, 8) - num_keys))[..., :num_keys]
+    return aligned.expand(q.shape[0], q.shape[1], q.shape[2], num_keys)
+
+
+def _mask_bias(key_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive mask [B, 1, 1, N]; a sample without any real key is left unmasked, its result is discarded afterwards."""
+    attended = key_mask | ~key_mask.any(-1, keepdim=True)
+    bias = torch.zeros(key_mask.shape, dtype=dtype, device=key_mask.device)
+    return bias.masked_fill(~attended, -math.inf)[:, None, None, :]
+
+
+class _FusedAttention(torch.autograd.Function):
+    """(out, lse) of one fused kernel, differentiable in both.
+
+    The gradient g of lse enters the scores' gradient as P * g. The kernel computes P * (G v^T - <G, out>); one more channel
+    that is 0 in v, -g in out and 1 in G turns its inner product into <G, out> - g, so one fused call serves both gradients.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, key_mask, scale):
+        bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
+        ctx.kernel, ctx.scale = kernel_for(q.device.type, q.dtype, q.shape[-1], key_mask is not None), scale
+        out, lse, extra = KERNELS[ctx.kernel][0](q, k, v, bias, scale)
+        ctx.tensor_extra = [isinstance(item, Tensor) for item in extra]
+        ctx.plain_extra = [item for item in extra if not isinstance(item, Tensor)]
+        ctx.save_for_backward(q, k, v, bias, out, lse, *(item for item in extra if isinstance(item, Tensor)))
+        ctx.set_materialize_grads(False)
+        return out, lse[..., : q.shape[2]]  # [B, H, M, D], [B, H, M]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_out, grad_lse):
+        if grad_out is None and grad_lse is None:
+            return (None,) * 5
+        q, k, v, bias, out, lse, *tensors = ctx.saved_tensors
+        tensors, plain = iter(tensors), iter(ctx.plain_extra)
+        extra = [next(tensors) if is_tensor else next(plain) for is_tensor in ctx.tensor_extra]
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        head_dim = q.shape[-1]
+        if grad_lse is not None:
+            q, k, v, out, grad_out = (_widen(t) for t in (q, k, v, out, grad_out))
+            out[..., head_dim], grad_out[..., head_dim] = -grad_lse.to(out.dtype), 1
+        grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
+        grads = KERNELS[ctx.kernel][1](grad_out, q, k, v, bias, out, lse, extra, ctx.scale)
+        return *(grad[..., :head_dim] for grad in grads), None, None
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    """Append channels of zeros: the one that carries the gradient of lse, rounded up to the 8 that kernels like."""
+    return F.pad(tensor, (0, _padded(tensor.shape[-1] + 1, 8) - tensor.shape[-1]))
+
+
+def _prepare(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast as autocast would, expand a batch of one (shared latents), check shapes and dtypes."""
+    device = q.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"attention needs one dtype; got q {q.dtype}, k {k.dtype}, v {v.dtype}")
+    if q.ndim != 4 or k.shape != v.shape or q.shape[1::2] != k.shape[1::2] or q.shape[0] not in (1, k.shape[0]):
+        raise ValueError("attention needs q [B, H, M, D] and k, v [B, H, N, D]; "
+                         f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+    q = q.expand(k.shape[0], -1, -1, -1)
+    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+
+
+def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None):
+    """Fused attention and its log-sum-exp.
+
+    q [B, H, M, D] (or batch 1, expanded), k and v [B, H, N, D], key_mask [B, N] bool, True = a real key. Returns out
+    [B, H, M, D] in the inputs' dtype and lse [B, H, M] in FP32 (FP64 for FP64). A row without keys: out = 0, lse = -inf.
+    Values behind the mask may be anything, NaN included. Raises ValueError for shapes or dtypes that do not fit.
+    """
+    q, k, v = _prepare(q, k, v)
+    if k.shape[2] == 0 or q.numel() == 0:  # the CPU kernel divides by the number of keys
+        lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        nothing = q.new_full(q.shape[:3], -math.inf, dtype=lse_dtype)
+        return q * 0 + k.sum(2, keepdim=True) + v.sum(2, keepdim=True), nothing
+    if key_mask is not None:
+        if key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool:
+            raise ValueError(f"key_mask must be bool [B, N] = {(k.shape[0], k.shape[2])}; "
+                             f"got {key_mask.dtype} {tuple(key_mask.shape)}")
+        k, v = (t.masked_fill(~key_mask[:, None, :, None], 0) for t in (k, v))  # 0 * NaN is NaN
+    head_dim = q.shape[-1]
+    if q.device.type == "cuda" and head_dim % 8:  # the CUDA kernels want multiples of 8; zero channels change nothing
+        q, k, v = (F.pad(t, (0, -head_dim % 8)) for t in (q, k, v))
+    out, lse = _FusedAttention.apply(q, k, v, key_mask, scale)
+    if key_mask is not None:
+        has_keys = key_mask.any(-1)[:, None, None]  # [B, 1, 1]
+        out = out.masked_fill(~has_keys[..., None], 0)
+        lse = lse.masked_fill(~has_keys, -math.inf)
+    return out[..., :head_dim], lse
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None) -> Tensor:
+    """softmax_N(scale * q k^T) v, fused, on any device and dtype. Arguments and errors as in `attend_with_lse`."""
+    return attend_with_lse(q, k, v, scale=scale, key_mask=key_mask)[0]
+
+
+def merge_shards(outs, lses) -> tuple[Tensor, Tensor]:
+    """Recombine attention over disjoint shards of the keys, exactly (FLARE++, Section C.1).
+
+    outs: sequence of [B, H, M, D], lses: sequence of [B, H, M], one pair a shard, as `attend_with_lse` returns them.
+    Returns (out, lse) of the attention over all keys. Sums run in FP32 or better. A row empty in every shard stays empty.
+    """
+    if len(outs) != len(lses) or len(outs) == 0:
+        raise ValueError(f"merge_shards needs one lse per out and at least one shard; got {len(outs)} and {len(lses)}")
+    logs = torch.stack(tuple(lses))  # [R, B, H, M]
+    peak = logs.detach().amax(0)
+    peak = torch.where(torch.isfinite(peak), peak, torch.zeros_like(peak))
+    mass = torch.exp(logs - peak)
+    total = mass.sum(0)  # [B, H, M]
+    empty = total == 0
+    total = torch.where(empty, torch.ones_like(total), total)
+    weighted = (mass[..., None] * torch.stack(tuple(outs)).to(mass.dtype)).sum(0)  # [B, H, M, D]
+    lse = torch.where(empty, torch.full_like(total, -math.inf), peak + torch.log(total))
+    return (weighted / total[..., None]).to(outs[0].dtype), lse

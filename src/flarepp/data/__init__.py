@@ -1,0 +1,33 @@
+"""Benchmarks: one file each, from the published layout to arrays; `store` keeps them in one HDF5 file.
+
+A benchmark's file names the keys it takes from the configuration (OPTIONS) and has
+    write_published(folder, spec, *, num_workers)    solve the equations, write the arrays in the published layout
+    read_published(folder, spec) -> Benchmark        read that layout, published or generated, with checks
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from flarepp.data import store
+from flarepp.record import write_json
+
+
+def prepare(spec: dict, path: Path, card: Path, generated: Path, num_workers: int) -> None:
+    """Make the dataset file `path` and its card (JSON) from a dataset spec.
+
+    source "generate": solve into the folder `generated` first; "path": the published files below spec["root"].
+    """
+    module = importlib.import_module(f"flarepp.data.{spec['name']}")
+    if spec["source"] == "generate":
+        module.write_published(generated, spec, num_workers=num_workers)
+        benchmark = module.read_published(generated, spec)
+    else:
+        root = Path(spec["root"])
+        if not root.is_dir():
+            raise FileNotFoundError(f"data.root: the folder {str(root)!r} does not exist; put the published files of "
+                                    f"{spec['name']} there, or set data.source to 'generate'")
+        benchmark = module.read_published(root, spec)
+    store.write(benchmark, path)
+    write_json(benchmark.card | {"fingerprint": benchmark.fingerprint}, card)

@@ -1,0 +1,132 @@
+"""One benchmark as one HDF5 file: raw training and test samples, the normalisers fitted on the training samples, a card.
+
+Layout: {train,test}/features [S, N, c_in] and /target [S, N, c_out] float32 in physical units; norm/{features,target} as
+[2, c] float64 (mean, standard deviation); attributes name, grid, points_correspond, card (JSON), fingerprint, complete.
+The fingerprint is the sha256 of the arrays' bytes, so it names the numbers and not the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from flarepp.record import atomic_path
+
+
+@dataclass(frozen=True)
+class Samples:
+    """features [S, N, c_in] and target [S, N, c_out], float32, physical units."""
+
+    features: np.ndarray
+    target: np.ndarray
+
+    def __post_init__(self):
+        assert self.features.ndim == self.target.ndim == 3, (self.features.shape, self.target.shape)
+        assert self.features.shape[:2] == self.target.shape[:2], (self.features.shape, self.target.shape)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Per-channel normaliser: encode(x) = (x - mean) / std, decode its inverse. mean, std: [c] float64."""
+
+    mean: np.ndarray
+    std: np.ndarray
+
+    @classmethod
+    def fit(cls, values: np.ndarray) -> Affine:
+        """Mean and unbiased standard deviation (+ 1e-8) over samples and points of [S, N, c], accumulated in FP64."""
+        flat = values.reshape(-1, values.shape[-1]).astype(np.float64)  # [S*N, c]
+        return cls(flat.mean(axis=0), flat.std(axis=0, ddof=1) + 1e-8)
+
+    @classmethod
+    def identity(cls, num_channels: int) -> Affine:
+        return cls(np.zeros(num_channels), np.ones(num_channels))
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        return (values - self.mean) / self.std
+
+    def decode(self, values: np.ndarray) -> np.ndarray:
+        return values * self.std + self.mean
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A dataset ready to learn from. `points_correspond`: point n is the same material or grid point in every sample."""
+
+    name: str
+    train: Samples
+    test: Samples
+    feature_norm: Affine
+    target_norm: Affine
+    grid: tuple[int, ...] | None
+    points_correspond: bool
+    card: dict
+
+    @property
+    def num_coordinates(self) -> int:
+        """Leading feature channels that are the points' coordinates."""
+        return sum(channel in ("x", "y", "z") for channel in self.card["channels"]["features"])
+
+    @property
+    def provenance(self) -> dict:
+        """What a record says about its data."""
+        return {"name": self.name, "source": self.card["source"], "split": self.card["split"],
+                "fingerprint": self.fingerprint}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 over every array, in a fixed order and byte order."""
+        state = hashlib.sha256()
+        for array in (self.train.features, self.train.target, self.test.features, self.test.target,
+                      self.feature_norm.mean, self.feature_norm.std, self.target_norm.mean, self.target_norm.std):
+            state.update(str(array.shape).encode())
+            state.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes())
+        return state.hexdigest()
+
+
+def write(benchmark: Benchmark, path: Path) -> None:
+    """Write atomically; the completion mark is set last."""
+    with atomic_path(Path(path)) as partial:
+        with h5py.File(partial, "w") as file:
+            for split in ("train", "test"):
+                samples = getattr(benchmark, split)
+                file[f"{split}/features"], file[f"{split}/target"] = samples.features, samples.target
+            for name, norm in (("features", benchmark.feature_norm), ("target", benchmark.target_norm)):
+                file[f"norm/{name}"] = np.stack([norm.mean, norm.std])
+            file.attrs["name"] = benchmark.name
+            file.attrs["points_correspond"] = benchmark.points_correspond
+            if benchmark.grid is not None:
+                file.attrs["grid"] = benchmark.grid
+            file.attrs["card"] = json.dumps(benchmark.card)
+            file.attrs["fingerprint"] = benchmark.fingerprint
+            file.attrs["complete"] = True
+
+
+def read(path: Path) -> Benchmark:
+    """Read a store. ValueError when it is incomplete, not HDF5, or its arrays do not match its fingerprint."""
+    try:
+        with h5py.File(path, "r") as file:
+            if not file.attrs.get("complete", False):
+                raise ValueError(f"{path}: the file is incomplete; delete it and run again")
+            split = {name: Samples(file[f"{name}/features"][:], file[f"{name}/target"][:]) for name in ("train", "test")}
+            norm = {name: Affine(*file[f"norm/{name}"][:]) for name in ("features", "target")}
+            attributes = dict(file.attrs)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read as HDF5 ({error}); delete it and run again") from None
+    grid = attributes.get("grid")
+    benchmark = Benchmark(
+        name=attributes["name"], train=split["train"], test=split["test"],
+        feature_norm=norm["features"], target_norm=norm["target"],
+        grid=None if grid is None else tuple(int(extent) for extent in grid),
+        points_correspond=bool(attributes["points_correspond"]), card=json.loads(attributes["card"]))
+    if benchmark.fingerprint != attributes["fingerprint"]:
+        raise ValueError(f"{path}: the arrays do not match their fingerprint; delete it and run again")
+    return benchmark

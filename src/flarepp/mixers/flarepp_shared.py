@@ -1,0 +1,50 @@
+"""FLARE++ with shared projections: query synthesis reads the keys and values of FLARE itself (arXiv 2608.11519, Section C.2).
+
+    Q(x) = softmax_N(s norm(Q~) norm(k)^T) v        z = softmax_N(s Q(x) k^T) v        y = softmax_M(s k Q(x)^T) z
+
+The paper names this variant and leaves it unmeasured: it saves two C x C projections of `flarepp`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from flarepp.attention import attend
+from flarepp.layers import (ResidualLinear, head_width, init_linears, latent_tokens, make_norm, merge_heads, split_heads,
+                            zero_padding)
+
+
+class Mixer(nn.Module):
+    """x [B, N, C] -> [B, N, C] with `num_latents` M latents."""
+
+    encode = staticmethod(attend)  # context parallelism replaces it
+
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *,
+                 seed_norm: bool = True, qk_norm: bool = False):
+        super().__init__()
+        head_dim = head_width(channel_dim, num_heads)
+        self.num_heads, self.scale = num_heads, head_dim**-0.5
+        self.seeds = latent_tokens(num_heads, num_latents, head_dim)
+        self.key_proj, self.value_proj = ResidualLinear(channel_dim), ResidualLinear(channel_dim)
+        self.seed_norm = make_norm(norm, head_dim) if seed_norm else nn.Identity()
+        self.routing_key_norm = make_norm(norm, head_dim) if seed_norm else nn.Identity()
+        self.query_norm = make_norm(norm, head_dim) if qk_norm else nn.Identity()
+        self.key_norm = make_norm(norm, head_dim) if qk_norm else nn.Identity()
+        self.out_proj = nn.Linear(channel_dim, channel_dim)
+        init_linears(self)
+
+    def routing_queries(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Q(x) [B, H, M, D] from the keys and values [B, H, N, D]."""
+        seeds = self.seed_norm(self.seeds)[None].to(v.dtype)  # [1, H, M, D]
+        q = self.encode(seeds, self.routing_key_norm(k).to(v.dtype), v, scale=self.scale, key_mask=mask)
+        return self.query_norm(q).to(v.dtype)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = zero_padding(x, mask)
+        k = split_heads(self.key_proj(x), self.num_heads)  # [B, H, N, D]
+        v = split_heads(self.value_proj(x), self.num_heads)
+        q = self.routing_queries(k, v, mask)  # [B, H, M, D]
+        k = self.key_norm(k).to(v.dtype)
+        z = self.encode(q, k, v, scale=self.scale, key_mask=mask)  # [B, H, M, D]
+        y = attend(k, q, z, scale=self.scale)  # [B, H, N, D]
+        return zero_padding(self.out_proj(merge_heads(y)), mask)

@@ -1,0 +1,398 @@
+"""Configuration to complete run specs. No torch here: a mixer's options are read from its source with `ast`.
+
+    config.yaml -> pick (one scale, one benchmark) -> schema -> layers -> checks -> Plan of runs
+
+A value of the configuration may be a mapping by scale or by benchmark (`default` for the rest); `pick` chooses. A run's
+model and training sections are layered: defaults < suite < model < the suite's axes. Every error is a ValueError that names
+the key, what came, what is allowed and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+import yaml
+
+from flarepp.errors import unknown
+
+SCALES = ("smoke", "quick", "desk", "paper")
+PACKAGE = Path(__file__).parent
+SCHEMA = PACKAGE.parents[1] / "workflow" / "schemas" / "config.schema.yaml"
+NOT_OPTIONS = ("self", "in_dim", "out_dim", "grid", "seq_len", "mixer")  # arguments the data or the configuration's names give
+TRIVIAL = "trivial"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its folder, its complete spec, the source files its numbers depend on."""
+
+    path: str
+    spec: dict
+    code: tuple[str, ...]
+
+    @property
+    def json(self) -> str:
+        """The spec as one line with sorted keys, so that reordering the configuration changes nothing."""
+        return json.dumps(self.spec, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything one scale asks for. `suites` holds, per suite, the entries that `record.records` turns into a table."""
+
+    scale: str
+    shown: str
+    datasets: dict[str, dict]
+    runs: dict[str, Run]
+    predictors: dict[str, Run]
+    suites: dict[str, list[dict]]
+
+    def dataset_json(self, dataset: str) -> str:
+        """What the data rule needs, as one line."""
+        return json.dumps(self.datasets[dataset], sort_keys=True)
+
+    def suite_json(self, suite: str) -> str:
+        """What the records rule needs to know about a suite, as one line."""
+        return json.dumps({"suite": suite, "scale": self.scale, "entries": self.suites[suite]}, sort_keys=True)
+
+    def suite_runs(self, suite: str) -> list[str]:
+        """Folders of the suite's runs, trivial predictors included."""
+        return [entry["run"] for entry in self.suites[suite] if entry["run"]]
+
+
+def expand(config: dict) -> Plan:
+    """Validate a configuration and expand its scale into a Plan; ValueError for the first thing that is wrong."""
+    scale = config.get("scale")
+    if scale not in SCALES:
+        raise ValueError(f"scale: {unknown('scale', scale, SCALES)}")
+    names = list(_mapping(config, "datasets"))
+    for each in (scale, *(other for other in SCALES if other != scale)):
+        for dataset in names:
+            validate(pick(config, each, dataset, names), f"scale {each}, {dataset}")
+    by_dataset = {dataset: pick(config, scale, dataset, names) for dataset in names}
+    chosen = next(iter(by_dataset.values()))
+    datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
+    plan = Plan(scale, chosen["shown_error"], datasets, {}, {}, {})
+    known: dict[str, str] = {}  # spec -> run folder, so that a run two suites share stands once
+    for suite in chosen["suites"]:
+        plan.suites[suite] = list(_suite_entries(plan, known, suite, chosen, by_dataset))
+    return plan
+
+
+def _mapping(config: dict, key: str) -> dict:
+    value = config.get(key)
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"{key}: got {value!r}; a non-empty mapping is needed")
+    return value
+
+
+def pick(value: object, scale: str, dataset: str, names: list[str], path: str = "") -> object:
+    """Resolve every mapping by scale or benchmark inside `value`; a key for which nothing applies is left out.
+
+    `names`: the configured benchmarks. ValueError names a key that is neither a scale nor a benchmark.
+    """
+    if not isinstance(value, dict):
+        return value
+    selectors = {"default", *SCALES, *names}
+    if path != "datasets" and selectors & set(value):
+        allowed = [*(SCALES if set(value) & set(SCALES) else names), "default"]
+        for key in value:
+            if key not in allowed:
+                raise ValueError(f"{path}: {unknown('key', key, allowed)}")
+        chosen = scale if set(value) & set(SCALES) else dataset
+        chosen = chosen if chosen in value else "default"
+        return pick(value[chosen], scale, dataset, names, path) if chosen in value else None
+    items = ((key, pick(item, scale, dataset, names, f"{path}.{key}".lstrip("."))) for key, item in value.items())
+    return {key: item for key, item in items if item is not None}
+
+
+def validate(picked: dict, context: str) -> None:
+    """Check a picked configuration against the JSON schema; ValueError for the first violation in document order."""
+    errors = sorted(_validator().iter_errors(picked), key=lambda error: [str(step) for step in error.absolute_path])
+    if errors:
+        raise ValueError(f"config ({context}): {_explain(errors[0])}")
+
+
+@functools.cache
+def _validator() -> jsonschema.Draft202012Validator:
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def _explain(error: jsonschema.ValidationError) -> str:
+    """Key, what came, what is allowed."""
+    path = ".".join(str(step) for step in error.absolute_path) or "the top level"
+    if error.validator == "additionalProperties":
+        allowed = sorted(error.schema.get("properties", {}))
+        extra = next(key for key in error.instance if key not in allowed)
+        return f"{path}: {unknown('key', extra, allowed)}"
+    if error.validator == "required":
+        missing = next(key for key in error.validator_value if key not in error.instance)
+        return f"{path}: the key {missing!r} is missing"
+    if error.validator == "enum":
+        return f"{path}: {unknown('value', error.instance, error.validator_value)}"
+    meaning = error.schema.get("description", "")
+    if error.validator == "type":
+        return f"{path}: got {error.instance!r}; it must be of type {error.validator_value}{_yaml_hint(error.instance)} {meaning}".rstrip()
+    return f"{path}: got {error.instance!r}; {error.validator} is {error.validator_value!r}. {meaning}".rstrip()
+
+
+def _yaml_hint(value: object) -> str:
+    """YAML reads 1e-3 as text."""
+    try:
+        return f" (text here; as a number write {float(value)!r})." if isinstance(value, str) else "."
+    except ValueError:
+        return "."
+
+
+def dataset_spec(picked: dict, name: str) -> dict:
+    """Everything that makes one dataset: what the data rule gets and every run's spec repeats."""
+    if name not in dataset_names():
+        raise ValueError(f"datasets: {unknown('benchmark', name, dataset_names())}")
+    options = picked["datasets"][name]["data"]
+    where = f"datasets.{name}.data"
+    common = ("num_train", "num_test", "seed")
+    wanted = _constant(PACKAGE / "data" / f"{name}.py", "OPTIONS")
+    for key in options:
+        if key not in (*common, *wanted):
+            raise ValueError(f"{where}: {unknown('key', key, (*common, *wanted))}")
+    for key in (*common, *wanted):
+        if key not in options:
+            raise ValueError(f"{where}: the key {key!r} is missing at scale {picked['scale']}")
+    _check_grid(options, where)
+    origin = {key: value for key, value in picked["data"].items() if key != "root" or picked["data"]["source"] == "path"}
+    return {"name": name, **origin, **options}
+
+
+def _check_grid(options: dict, where: str) -> None:
+    """A model's grid is a stride of the solved one; an O-grid starts at a corner of the square."""
+    if "resolution" in options:
+        solved, seen = options["solver_resolution"] - 1, options["resolution"] - 1
+        if solved % seen:
+            allowed = [divisor + 1 for divisor in range(2, solved + 1) if solved % divisor == 0]
+            raise ValueError(f"{where}.resolution: got {seen + 1}; with solver_resolution {solved + 1} allowed are {allowed}")
+    if "mesh" in options and options["mesh"][0] % 4:
+        raise ValueError(f"{where}.mesh: got {options['mesh']}; the elements around must be a multiple of 4")
+
+
+def _suite_entries(plan: Plan, known: dict, suite: str, chosen: dict, by_dataset: dict):
+    """Yield one entry per table cell and seed; runs that are new join the plan."""
+    section = chosen["suites"][suite]
+    where = f"suites.{suite}"
+    _known(section["models"], chosen["models"], f"{where}.models", "model")
+    _known(section.get("predictors", ()), chosen["predictors"], f"{where}.predictors", "predictor")
+    _known(section["datasets"], by_dataset, f"{where}.datasets", "benchmark")
+    for model in section["models"]:
+        for dataset in section["datasets"]:
+            yield from _model_entries(plan, known, suite, model, dataset, by_dataset[dataset])
+    for predictor in section.get("predictors", ()):
+        for dataset in section["datasets"]:
+            yield _predictor_entry(plan, suite, predictor, dataset, by_dataset[dataset])
+
+
+def _known(names, allowed, where: str, what: str) -> None:
+    for name in names:
+        if name not in allowed:
+            raise ValueError(f"{where}: {unknown(what, name, allowed)}")
+
+
+def _model_entries(plan: Plan, known: dict, suite: str, model: str, dataset: str, picked: dict):
+    section, axes = picked["models"][model], picked["suites"][suite].get("axes", {})
+    base = {"dataset": dataset, "dataset_label": picked["datasets"][dataset]["label"], "model": model,
+            "label": section["label"], "role": section["role"]}
+    _known(section.get("not_affordable", ()), picked["datasets"], f"models.{model}.not_affordable", "benchmark")
+    absent = "not affordable" if dataset in section.get("not_affordable", ()) else None
+    for values in itertools.product(*axes.values()):
+        for seed in picked["seeds"]:
+            spec = run_spec(picked, suite, model, dataset, plan.datasets[dataset], dict(zip(axes, values)), seed)
+            key = json.dumps(spec, sort_keys=True)
+            path = f"results/{plan.scale}/runs/{suite}/{dataset}/{model}/{variant(spec, axes)}"
+            path = known.setdefault(key, path)
+            if absent is None:
+                plan.runs.setdefault(path, Run(path, spec, run_sources(spec["model"])))
+            yield base | {"run": "" if absent else path, "absent": absent, "num_blocks": spec["model"].get("num_blocks"),
+                          "num_latents": spec["model"].get("num_latents"), "precision": spec["training"]["precision"],
+                          "seed": seed}
+
+
+def _predictor_entry(plan: Plan, suite: str, predictor: str, dataset: str, picked: dict) -> dict:
+    path = f"results/{plan.scale}/runs/{suite}/{dataset}/{predictor}/s0"
+    spec = {"scale": plan.scale, "dataset": plan.datasets[dataset], "model": {"name": predictor}, "training": {"seed": 0}}
+    plan.predictors[path] = Run(path, spec, sources("flarepp.predictors"))
+    return {"dataset": dataset, "dataset_label": picked["datasets"][dataset]["label"], "model": predictor,
+            "label": picked["predictors"][predictor]["label"], "role": TRIVIAL, "run": path, "absent": None, "seed": 0}
+
+
+def variant(spec: dict, axes) -> str:
+    """The folder of a run: depth, latents, precision and seed, then any other axis of its suite."""
+    model, training = spec["model"], spec["training"]
+    parts = [f"B{model['num_blocks']}" if "num_blocks" in model else "",
+             f"M{model['num_latents']}" if "num_latents" in model else "", training["precision"]]
+    others = (key for key in axes if key not in ("num_blocks", "num_latents", "precision"))
+    parts += [f"{key}={model.get(key, training.get(key))}" for key in others]
+    return "-".join([*filter(None, parts), f"s{training['seed']}"])
+
+
+def run_spec(picked: dict, suite: str, model: str, dataset: str, data: dict, axes: dict, seed: int) -> dict:
+    """The complete spec of one run; ValueError for combinations that cannot run."""
+    section, where = picked["models"][model], f"models.{model}"
+    training_axes = {key: value for key, value in axes.items() if key in _training_keys()}
+    layers = (picked["defaults"]["training"], picked["suites"][suite].get("training", {}), section.get("training", {}),
+              training_axes)
+    training = _layered_training(layers, where)
+    training["steps"] = _steps(training, data)
+    training.pop("epochs", None)
+    model_axes = {key: value for key, value in axes.items() if key not in training_axes}
+    shared = picked["defaults"]["model"] | picked["suites"][suite].get("model", {})
+    options = _model_options(section, shared, model_axes, training["precision"], where)
+    spec = {"scale": picked["scale"], "dataset": data, "model": options, "training": training | {"seed": seed}}
+    _check_run(spec, f"{where} ({suite}, {dataset})")
+    return spec
+
+
+@functools.cache
+def _training_keys() -> tuple[str, ...]:
+    return tuple(_validator().schema["$defs"]["training"]["properties"])
+
+
+def _layered_training(layers, where: str) -> dict:
+    """Later layers win; a layer that gives `steps` removes an earlier layer's `epochs` and the other way round."""
+    training: dict = {}
+    for layer in layers:
+        if "steps" in layer and "epochs" in layer:
+            raise ValueError(f"{where}.training: steps {layer['steps']} and epochs {layer['epochs']} are both given; "
+                             "give exactly one")
+        replaced = {"steps": "epochs", "epochs": "steps"}
+        training = {key: value for key, value in training.items() if replaced.get(key) not in layer} | layer
+    missing = [key for key in _training_keys() if key not in training and key not in ("steps", "epochs")]
+    if missing or not training.keys() & {"steps", "epochs"}:
+        raise ValueError(f"{where}.training: {', '.join(missing) or 'steps or epochs'} is missing")
+    return training
+
+
+def _steps(training: dict, data: dict) -> int:
+    """Optimiser steps; epochs count whole batches, the short last one is dropped."""
+    batches = data["num_train"] // training["batch_size"]
+    if batches == 0:
+        raise ValueError(f"training.batch_size: got {training['batch_size']}; "
+                         f"{data['name']} has {data['num_train']} training samples")
+    return training["steps"] if "steps" in training else training["epochs"] * batches
+
+
+def _model_options(section: dict, shared: dict, axes: dict, precision: str, where: str) -> dict:
+    """Name, mixer and every keyword of the model and its mixer, defaults of the code written out."""
+    accepted = _arguments(section["name"], "models", "Model", f"{where}.name")
+    options = {"name": section["name"]}
+    if "mixer" in accepted:
+        if "mixer" not in section:
+            raise ValueError(f"{where}: the key 'mixer' is missing; allowed: {', '.join(_names('mixers'))}")
+        options["mixer"] = section["mixer"]
+        accepted = accepted | _arguments(section["mixer"], "mixers", "Mixer", f"{where}.mixer")
+    elif "mixer" in section:
+        raise ValueError(f"{where}.mixer: got {section['mixer']!r}; the model {section['name']!r} takes no mixer")
+    accepted = {key: default for key, default in accepted.items() if key not in NOT_OPTIONS}
+    own = section.get("model", {})
+    for key in own:
+        if key not in accepted:
+            raise ValueError(f"{where}.model: {unknown('key', key, accepted)}")
+    given = {key: value for key, value in shared.items() if key in accepted} | own
+    given |= {key: value for key, value in axes.items() if key in accepted}
+    if "norm" in accepted:
+        given.setdefault("norm", "rmsnorm" if precision == "fp16" else "layernorm")
+    values = {key: default for key, default in accepted.items() if default is not ...} | given
+    missing = [key for key in accepted if key not in values]
+    if missing:
+        raise ValueError(f"{where}.model: {', '.join(missing)} is missing")
+    return options | values
+
+
+def _check_run(spec: dict, where: str) -> None:
+    """Refuse what could only fail later."""
+    model, training, data = spec["model"], spec["training"], spec["dataset"]
+    width, heads = model.get("channel_dim"), model.get("num_heads")
+    if width is not None and heads is not None and width % heads:
+        allowed = [divisor for divisor in range(1, width + 1) if width % divisor == 0]
+        raise ValueError(f"{where} num_heads: got {heads}; channel_dim {width} must be divisible by it, allowed: {allowed}")
+    if training["pct_start"] * training["steps"] <= 1:
+        raise ValueError(f"{where} training.pct_start: got {training['pct_start']} of {training['steps']} steps; "
+                         f"OneCycle needs pct_start * steps > 1, here pct_start > {1 / training['steps']:.4g}")
+    if training["num_evaluations"] > training["steps"]:
+        raise ValueError(f"{where} training.num_evaluations: got {training['num_evaluations']}; "
+                         f"allowed: 1 to {training['steps']}, the number of steps")
+    if training["precision"] == "fp16" and model.get("norm") == "layernorm":
+        raise ValueError(f"{where} norm: got 'layernorm' with precision 'fp16'; mixed precision runs with 'rmsnorm'")
+    if training["gradient_weight"] and "resolution" not in data:
+        raise ValueError(f"{where} training.gradient_weight: got {training['gradient_weight']}; "
+                         f"{data['name']} has no square grid, allowed: 0")
+
+
+def dataset_names() -> tuple[str, ...]:
+    """Benchmarks there is a file for: those in the data folder that say which OPTIONS they take."""
+    return tuple(name for name in _names("data") if _constant(PACKAGE / "data" / f"{name}.py", "OPTIONS") is not None)
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    """Modules of a folder of the package: its listing is the registry."""
+    return tuple(sorted(path.stem for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__"))
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _constant(path: Path, name: str) -> tuple | None:
+    """The literal that a module assigns to `name`, None if it assigns none."""
+    for node in _tree(path).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            return ast.literal_eval(node.value)
+    return None
+
+
+def _arguments(name: str, folder: str, class_name: str, where: str) -> dict:
+    """Argument names of a class's constructor and their literal defaults (`...` for none), from the source."""
+    if name not in _names(folder):
+        raise ValueError(f"{where}: {unknown(folder.removesuffix('s'), name, _names(folder))}")
+    found = (node for node in _tree(PACKAGE / folder / f"{name}.py").body
+             if isinstance(node, ast.ClassDef) and node.name == class_name)
+    constructor = next(item for item in next(found).body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
+    arguments = constructor.args
+    positional = [argument.arg for argument in arguments.args]
+    defaults = [...] * (len(positional) - len(arguments.defaults)) + [ast.literal_eval(d) for d in arguments.defaults]
+    keywords = {argument.arg: ... if default is None else ast.literal_eval(default)
+                for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults)}
+    return {key: value for key, value in (dict(zip(positional, defaults)) | keywords).items() if key != "self"}
+
+
+def run_sources(model: dict) -> tuple[str, ...]:
+    """Source files that a run's numbers depend on: the loop, the model, its mixer, and what they import."""
+    roots = ["flarepp.train", f"flarepp.models.{model['name']}"]
+    return sources(*roots, *([f"flarepp.mixers.{model['mixer']}"] if "mixer" in model else []))
+
+
+@functools.cache
+def sources(*modules: str) -> tuple[str, ...]:
+    """Files of these modules and of every module of the package they import, relative to the project, sorted."""
+    files, waiting = set(), list(modules)
+    while waiting:
+        path = _module_file(waiting.pop())
+        if path in files:
+            continue
+        files.add(path)
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flarepp":
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                waiting += [name if _module_file(name).exists() else node.module for name in inner]
+    return tuple(sorted(str(path.relative_to(PACKAGE.parents[1])) for path in files))
+
+
+def _module_file(module: str) -> Path:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

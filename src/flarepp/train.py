@@ -1,0 +1,350 @@
+"""One run: a spec and a dataset in, one record out (metrics.json, history.csv, predictions.h5, model.safetensors).
+
+The run is a function of (spec, data): every draw comes from the spec's seed, the thread count from the spec. A checkpoint is
+written atomically every `checkpoint_seconds`, so a killed run resumes and ends with the same bits on CPU. A run that diverges
+or runs out of memory is a result and is recorded as one.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from flarepp import record
+from flarepp.data import store
+from flarepp.losses import relative_l2, training_loss
+from flarepp.models import build_model
+from flarepp.optimise import Optimiser, build_optimiser, optimiser_step
+
+HISTORY = ("step", "lr", "loss", "grad_norm", "loss_scale", "test_last", "test_ema")
+HISTORY_ROWS = 500  # rows of the learning curve besides the evaluations
+LEAST_LOSS_SCALE = 1.0  # a scaler that shrinks below this finds no finite gradients any more
+
+
+class Diverged(Exception):
+    """Training produced numbers that are not finite; the message says what and at which step."""
+
+
+@dataclass
+class Split:
+    """One split on the device: features [S, N, c_in] encoded, target [S, N, c_out] decoded, both in the run's dtype."""
+
+    features: Tensor
+    target: Tensor
+
+
+@dataclass
+class Progress:
+    """Where a run stands; everything a resumed run needs besides weights and optimiser."""
+
+    steps: int = 0  # optimiser steps taken
+    batches: int = 0  # batches drawn, the sampler's position
+    skipped: int = 0  # steps the loss scaler skipped
+    loss_sum: float = 0.0  # since the last row of the history
+    loss_count: int = 0
+    seconds: float = 0.0
+    best_test: float = math.inf
+    history: list = field(default_factory=list)
+
+
+@dataclass
+class Run:
+    """A run in memory: what `train` builds, steps, evaluates, saves and restores."""
+
+    spec: dict
+    grid: tuple[int, ...] | None
+    train: Split
+    test: Split
+    target_mean: Tensor
+    target_std: Tensor
+    model: nn.Module
+    optimiser: Optimiser
+    progress: Progress
+
+    @property
+    def device(self) -> torch.device:
+        return self.train.features.device
+
+
+def choose_device(wanted: str) -> torch.device:
+    """"auto" is the first CUDA device if there is one, else the CPU. ValueError when CUDA is asked for and absent."""
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ValueError("training.device is 'cuda' but no CUDA device is visible; allowed here: 'cpu', 'auto'")
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def load_split(samples: store.Samples, norm: store.Affine, device: torch.device, name: str) -> Split:
+    """Encode features and move a split to the device. ValueError names a sample whose target is zero everywhere."""
+    empty = np.flatnonzero(~samples.target.any(axis=(1, 2)))
+    if empty.size:
+        raise ValueError(f"{name} sample {empty[0]}: the target is zero everywhere, its relative error is undefined")
+    features = norm.encode(samples.features).astype(np.float32)
+    return Split(torch.from_numpy(features).to(device), torch.from_numpy(samples.target).to(device))
+
+
+def build_run(spec: dict, benchmark: store.Benchmark) -> Run:
+    """Seed, build the model and its optimiser, load the data. Touches torch's global generator, threads and precision."""
+    training = spec["training"]
+    torch.set_num_threads(training["num_threads"])
+    torch.set_float32_matmul_precision("highest")  # no TF32 in a run called FP32
+    torch.manual_seed(training["seed"])
+    device = choose_device(training["device"])
+    model = build_model(**spec["model"], in_dim=benchmark.train.features.shape[-1],
+                        out_dim=benchmark.train.target.shape[-1], grid=benchmark.grid).to(device)
+    mean, std = (torch.tensor(value, dtype=torch.float32, device=device)
+                 for value in (benchmark.target_norm.mean, benchmark.target_norm.std))
+    train, test = (load_split(getattr(benchmark, name), benchmark.feature_norm, device, f"{benchmark.name} {name}")
+                   for name in ("train", "test"))
+    return Run(spec, benchmark.grid, train, test, mean, std, model, build_optimiser(model, training), Progress())
+
+
+def predict(run: Run, model: nn.Module, features: Tensor) -> Tensor:
+    """Decoded prediction [B, N, c_out] in FP32, the model under the run's precision."""
+    with torch.autocast(run.device.type, dtype=torch.float16, enabled=run.spec["training"]["precision"] == "fp16"):
+        encoded = model(features)
+    return encoded.float() * run.target_std + run.target_mean
+
+
+def next_batch(run: Run) -> Tensor:
+    """Indices [B] of the next batch: a fresh permutation each epoch from (seed, epoch), the short last batch dropped."""
+    training, num_train = run.spec["training"], len(run.train.features)
+    epoch, position = divmod(run.progress.batches, num_train // training["batch_size"])
+    order = np.random.default_rng([training["seed"], epoch]).permutation(num_train)
+    start = position * training["batch_size"]
+    run.progress.batches += 1
+    return torch.from_numpy(order[start:start + training["batch_size"]]).to(run.device)
+
+
+def training_step(run: Run) -> Tensor:
+    """Draw a batch and attempt one optimiser step; returns the gradient norm. Raises Diverged on collapse of the scale."""
+    batch, progress = next_batch(run), run.progress
+    run.model.train()
+    prediction = predict(run, run.model, run.train.features[batch])
+    loss = training_loss(prediction, run.train.target[batch],
+                         gradient_weight=run.spec["training"]["gradient_weight"], grid=run.grid)
+    norm, taken = optimiser_step(run.model, run.optimiser, loss)
+    if taken:
+        value = loss.item()
+        if not math.isfinite(value):
+            raise Diverged(f"the loss is {value} at step {progress.steps}")
+        progress.steps, progress.loss_sum, progress.loss_count = (
+            progress.steps + 1, progress.loss_sum + value, progress.loss_count + 1)
+    else:
+        progress.skipped += 1
+        if run.optimiser.scaler.get_scale() < LEAST_LOSS_SCALE:
+            raise Diverged(f"the loss scale fell below {LEAST_LOSS_SCALE} at step {progress.steps}")
+    return norm
+
+
+@torch.no_grad()
+def evaluate(run: Run, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Decoded predictions [S, N, c_out] and relative L2 errors [S] over the test set, whatever the batch size."""
+    model.eval()
+    predictions = [predict(run, model, features)
+                   for features in run.test.features.split(run.spec["training"]["eval_batch_size"])]
+    prediction = torch.cat(predictions)
+    return prediction, relative_l2(prediction, run.test.target)
+
+
+def add_history(run: Run, norm: Tensor, evaluated: bool) -> None:
+    """Append a row to the learning curve; at an evaluation also the test errors. Raises Diverged if one is not finite."""
+    progress, optimiser = run.progress, run.optimiser
+    row = {"step": progress.steps, "lr": optimiser.schedule.get_last_lr()[0], "grad_norm": float(norm),
+           "loss": progress.loss_sum / max(progress.loss_count, 1), "loss_scale": optimiser.scaler.get_scale()}
+    if evaluated:
+        for name, model in (("test_last", run.model), ("test_ema", optimiser.average)):
+            row[name] = evaluate(run, model)[1].double().mean().item()
+            if not math.isfinite(row[name]):
+                raise Diverged(f"{name} is {row[name]} at step {progress.steps}")
+        progress.best_test = min(progress.best_test, row["test_last"])
+        print(f"step {progress.steps}: loss {row['loss']:.4g}, test {row['test_last']:.4g} "
+              f"(ema {row['test_ema']:.4g}), {progress.seconds:.0f} s", flush=True)
+    progress.history.append(row)
+    progress.loss_sum, progress.loss_count = 0.0, 0
+
+
+def fit(run: Run, checkpoint: Path) -> None:
+    """Train from where the run stands to its last step, with evaluations, history and checkpoints."""
+    training, progress = run.spec["training"], run.progress
+    steps, evaluations = training["steps"], training["num_evaluations"]
+    marks = {round(steps * (index + 1) / evaluations) for index in range(evaluations)}
+    interval = max(1, steps // HISTORY_ROWS)
+    started = saved = time.monotonic()
+    before = progress.seconds
+    with tqdm(total=steps, initial=progress.steps, unit="step", disable=None) as bar:
+        while progress.steps < steps:
+            reached = progress.steps
+            norm = training_step(run)
+            bar.update(progress.steps - reached)
+            progress.seconds = before + time.monotonic() - started
+            if progress.steps > reached and (progress.steps in marks or progress.steps % interval == 0):
+                add_history(run, norm, progress.steps in marks)
+            if time.monotonic() - saved >= training["checkpoint_seconds"]:
+                save_checkpoint(run, checkpoint)
+                saved = time.monotonic()
+
+
+def save_checkpoint(run: Run, path: Path) -> None:
+    """Write the complete state of the run, atomically."""
+    generators = {"cpu": torch.get_rng_state()}
+    if run.device.type == "cuda":
+        generators["cuda"] = torch.cuda.get_rng_state(run.device)
+    state = {"model": run.model.state_dict(), "optimiser": run.optimiser.state_dict(),
+             "progress": asdict(run.progress), "generators": generators}
+    with record.atomic_path(path) as partial:
+        torch.save(state, partial)
+
+
+def restore_checkpoint(run: Run, path: Path) -> None:
+    """Continue from `path` if it exists."""
+    if not path.exists():
+        return
+    state = torch.load(path, map_location=run.device, weights_only=True)
+    run.model.load_state_dict(state["model"])
+    run.optimiser.load_state_dict(state["optimiser"])
+    run.progress = Progress(**state["progress"])
+    torch.set_rng_state(state["generators"]["cpu"].cpu())
+    if "cuda" in state["generators"]:
+        torch.cuda.set_rng_state(state["generators"]["cuda"].cpu(), run.device)
+    print(f"resumed at step {run.progress.steps} from {path}", flush=True)
+
+
+def code_digest() -> str:
+    """Twelve hex digits over the sources of this package that are loaded: what a checkpoint is only valid for."""
+    sources = {name: record.sha256(Path(module.__file__)) for name, module in sorted(sys.modules.items())
+               if name.startswith("flarepp.") and getattr(module, "__file__", None)}
+    return record.digest(sources)
+
+
+def provenance(run: Run, benchmark: store.Benchmark, code: str) -> dict:
+    """Where the numbers come from: data, versions, device, precision as read back, commit, digest of the code."""
+    return {
+        "dataset": benchmark.provenance,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else platform.processor() or "cpu",
+        "device_type": run.device.type, "num_threads": torch.get_num_threads(),
+        "precision": {"autocast": run.spec["training"]["precision"] == "fp16",
+                      "float32_matmul": torch.get_float32_matmul_precision(),
+                      "parameters": str(next(run.model.parameters()).dtype)},
+        "git": git_state(), "code": code,
+    }
+
+
+def git_state() -> dict:
+    """Commit and dirty flag of the source tree; both None outside a repository."""
+    def ask(*words: str) -> str | None:
+        try:
+            answer = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    commit, changes = ask("rev-parse", "HEAD"), ask("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Peak allocated device memory, on the CPU the peak resident set of the process, in MiB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+@contextmanager
+def exclusive(run_dir: Path):
+    """Hold the run folder's lock: a process orphaned by a killed scheduler may still be writing there."""
+    with open(run_dir / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process that works in {run_dir}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """PyTorch's CPU allocator raises a plain RuntimeError; CUDA has its own type."""
+    return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def save_history(history: list[dict], path: Path) -> None:
+    """Write the learning curve; test columns are empty between evaluations."""
+    with record.atomic_path(path) as partial, open(partial, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, HISTORY, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(history)
+
+
+def save_outputs(run: Run, benchmark: store.Benchmark, run_dir: Path, succeeded: bool) -> dict:
+    """Write history, weights and test predictions; returns the errors {"last", "ema"} of a run that succeeded."""
+    save_history(run.progress.history, run_dir / "history.csv")
+    models = {"last": run.model, "ema": run.optimiser.average}
+    tensors = {f"{name}/{key}": value.contiguous() for name, model in models.items()
+               for key, value in model.state_dict().items()}
+    with record.atomic_path(run_dir / "model.safetensors") as partial:
+        safetensors.torch.save_file(tensors, partial)
+    results = {name: evaluate(run, model) for name, model in models.items()} if succeeded else {}
+    attributes = {"dataset": benchmark.name, "data_source": benchmark.card["source"]}
+    if benchmark.grid is not None:
+        attributes["grid"] = benchmark.grid
+    record.write_predictions(
+        run_dir, points=benchmark.test.features[..., :benchmark.num_coordinates], target=benchmark.test.target,
+        predictions={name: prediction.cpu().numpy() for name, (prediction, _) in results.items()},
+        errors={name: errors.cpu().numpy() for name, (_, errors) in results.items()}, attributes=attributes)
+    return {name: errors.double().mean().item() for name, (_, errors) in results.items()}
+
+
+def train(spec: dict, data: Path, run_dir: Path) -> dict:
+    """Run `spec` on the dataset file `data` and leave the record in `run_dir`; returns metrics.json's content.
+
+    Divergence and lack of memory end the run with that status. Everything else raises.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with exclusive(run_dir):
+        benchmark = store.read(data)
+        run = build_run(spec, benchmark)
+        code = code_digest()
+        key = record.digest([spec, benchmark.fingerprint, torch.__version__, code])
+        checkpoint = run_dir / f"checkpoint-{key}.pt"
+        status, message, errors = "ok", "", {}
+        try:
+            restore_checkpoint(run, checkpoint)
+            fit(run, checkpoint)
+        except Diverged as error:
+            status, message = "diverged", str(error)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            status, message = "oom", str(error).splitlines()[0]
+        errors = save_outputs(run, benchmark, run_dir, status == "ok")
+        metrics = {
+            **errors, "best_test": record.finite(run.progress.best_test) if status == "ok" else None,
+            "steps": run.progress.steps, "skipped_steps": run.progress.skipped,
+            "parameter_count": sum(parameter.numel() for parameter in run.model.parameters()),
+            "wall_time_s": run.progress.seconds, "peak_memory_mb": peak_memory_mb(run.device),
+        }
+        result = {"status": status, "message": message, "metrics": metrics, "spec": spec,
+                  "provenance": provenance(run, benchmark, code)}
+        record.write_json(result, run_dir / "metrics.json")
+        for leftover in (*run_dir.glob("checkpoint-*.pt"), *run_dir.glob(".*.partial*")):
+            os.unlink(leftover)
+    return result

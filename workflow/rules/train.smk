@@ -1,0 +1,82 @@
+# Runs: one spec in, one record out; and the records of a suite as one table.
+# The card stands for the dataset: it holds the fingerprint and is small enough to be compared by checksum.
+
+
+def dataset_of(run):
+    return f"{PAPER}/data/{run.spec['dataset']['name']}"
+
+
+rule train:
+    input:
+        card=lambda wildcards: dataset_of(PLAN.runs[wildcards.run]) + ".json",
+        store=lambda wildcards: ancient(dataset_of(PLAN.runs[wildcards.run]) + ".h5"),
+        code=lambda wildcards: PLAN.runs[wildcards.run].code,
+    output:
+        spec="{run}/spec.json",
+        metrics=ensure("{run}/metrics.json", non_empty=True),
+        history="{run}/history.csv",
+        predictions="{run}/predictions.h5",
+        weights="{run}/model.safetensors",
+    params:
+        spec=lambda wildcards: PLAN.runs[wildcards.run].json,
+    threads: lambda wildcards: PLAN.runs[wildcards.run].spec["training"]["num_threads"]
+    resources:
+        mem_mb=4000,
+    log:
+        "{run}/train.log",
+    benchmark:
+        "{run}/benchmark.tsv"
+    message:
+        "train {wildcards.run}"
+    shell:
+        "printf '%s\\n' {params.spec:q} > {output.spec:q} && "
+        "python -m flarepp train {output.spec:q} --data {input.store:q} > {log:q} 2>&1"
+
+
+rule predictor:
+    input:
+        card=lambda wildcards: dataset_of(PLAN.predictors[wildcards.predictor]) + ".json",
+        store=lambda wildcards: ancient(dataset_of(PLAN.predictors[wildcards.predictor]) + ".h5"),
+        code=lambda wildcards: PLAN.predictors[wildcards.predictor].code,
+    output:
+        spec="{predictor}/spec.json",
+        metrics=ensure("{predictor}/metrics.json", non_empty=True),
+    params:
+        spec=lambda wildcards: PLAN.predictors[wildcards.predictor].json,
+    threads: 1
+    log:
+        "{predictor}/predictor.log",
+    message:
+        "trivial predictor {wildcards.predictor}"
+    shell:
+        "printf '%s\\n' {params.spec:q} > {output.spec:q} && "
+        "python -m flarepp predictor {output.spec:q} --data {input.store:q} > {log:q} 2>&1"
+
+
+rule suite_records:
+    input:
+        metrics=lambda wildcards: [f"{run}/metrics.json" for run in PLAN.suite_runs(wildcards.suite)],
+        code=spec.sources("flarepp.record"),
+    output:
+        f"{PAPER}/records/{{suite}}.csv",
+    params:
+        plan=lambda wildcards: PLAN.suite_json(wildcards.suite),
+    log:
+        f"{PAPER}/logs/records/{{suite}}.log",
+    message:
+        "records of {wildcards.suite}"
+    shell:
+        "printf '%s' {params.plan:q} | python -m flarepp records --out {output:q} > {log:q} 2>&1"
+
+
+rule records:
+    input:
+        expand(f"{PAPER}/records/{{suite}}.csv", suite=PLAN.suites),
+    output:
+        f"{PAPER}/records.csv",
+    log:
+        f"{PAPER}/logs/records/all.log",
+    message:
+        "records of all suites"
+    shell:
+        "awk 'FNR > 1 || NR == 1' {input:q} > {output:q} 2> {log:q}"
