@@ -100,8 +100,8 @@ def source_card(path: Path, provenance: dict | None, files: list[Path]) -> dict:
         if entry["sha256"] != expected.get(entry["name"]):
             raise ValueError(
                 f"{path / entry['name']}: sha256 {entry['sha256']}, but {PROVENANCE} says "
-                f"{expected.get(entry['name'])}: the file was replaced. If it is generated data, delete {path} "
-                f"and generate again; if it is published data, delete {PROVENANCE}"
+                f"{expected.get(entry['name'])}: the file was replaced. If generated, delete {path} and "
+                f"generate again; if published, delete {PROVENANCE}"
             )
     return {
         "source": "generated",
