@@ -163,10 +163,10 @@ def evaluate(run: Run, model: nn.Module) -> tuple[Tensor, Tensor]:
     return prediction, relative_l2(prediction, run.test.target)
 
 
-def add_history(run: Run, norm: Tensor, evaluated: bool) -> None:
+def add_history(run: Run, norm: Tensor, rate: float, evaluated: bool) -> None:
     """Append a row to the learning curve; at an evaluation also the test errors. Raises Diverged if one is not finite."""
     progress, optimiser = run.progress, run.optimiser
-    row = {"step": progress.steps, "lr": optimiser.schedule.get_last_lr()[0], "grad_norm": float(norm),
+    row = {"step": progress.steps, "lr": rate, "grad_norm": float(norm),
            "loss": progress.loss_sum / max(progress.loss_count, 1), "loss_scale": optimiser.scaler.get_scale()}
     if evaluated:
         for name, model in (("test_last", run.model), ("test_ema", optimiser.average)):
@@ -190,12 +190,12 @@ def fit(run: Run, checkpoint: Path) -> None:
     before = progress.seconds
     with tqdm(total=steps, initial=progress.steps, unit="step", disable=None) as bar:
         while progress.steps < steps:
-            reached = progress.steps
+            reached, rate = progress.steps, run.optimiser.schedule.get_last_lr()[0]
             norm = training_step(run)
             bar.update(progress.steps - reached)
             progress.seconds = before + time.monotonic() - started
             if progress.steps > reached and (progress.steps in marks or progress.steps % interval == 0):
-                add_history(run, norm, progress.steps in marks)
+                add_history(run, norm, rate, progress.steps in marks)
             if time.monotonic() - saved >= training["checkpoint_seconds"]:
                 save_checkpoint(run, checkpoint)
                 saved = time.monotonic()

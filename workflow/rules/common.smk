@@ -1,3 +1,4 @@
+import glob
 import re
 
 # What every rule file shares: the plan of runs, and names of files. A wrong configuration stops here, before any job.
@@ -29,5 +30,5 @@ wildcard_constraints:
 
 
 def paper_code(module):
-    """Sources of one artefact of the paper layer, so that editing one re-draws it alone."""
-    return list(spec.sources(f"flarepp.paper.{module}"))
+    """What one artefact is made with besides records: its sources and the paper's own numbers. Editing one re-draws it alone."""
+    return [*spec.sources(f"flarepp.paper.{module}"), *sorted(glob.glob("src/flarepp/paper/published/*.csv"))]

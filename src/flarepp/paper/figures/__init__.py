@@ -1,0 +1,1 @@
+"""One file per figure of the paper; each has `build(records, out, *, shown, scale)`."""

@@ -1,0 +1,259 @@
+"""The claims ledger: every claim of the paper that carries a figure, what was measured here, and a verdict.
+
+claims.yaml holds the claims as data, rules.py the functions that decide them; this file decides whether a
+claim may be judged at all. Verdicts: `reproduced`, `not reproduced`, `not comparable (why)`, `not run`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pandas
+
+from flarepp.paper import quoted, rules, typeset
+from flarepp.paper.cells import cells, describe
+from flarepp.record import atomic_path
+
+CLAIMS = Path(__file__).with_name("claims.yaml")
+AXES = {
+    "dataset": "",
+    "model": "",
+    "num_blocks": 0,
+    "precision": "",
+}  # and what a rule sees where a claim names no values
+COLUMNS = ["id", "place", "statement", "paper", "measured", "n", "verdict", "runs"]
+REQUIRED, OPTIONAL = {"id", "place", "statement", "paper", "needs"}, {"partial", "rule", "with", "criterion"}
+
+
+def build(
+    records: pandas.DataFrame, out: Path, *, shown: str, scale: str, claims: list[dict] | None = None
+) -> None:
+    """Write out/ledger.md, .csv and .tex.
+
+    records: the tidy table of all suites. claims: those of claims.yaml unless given. ValueError names the
+    claim whose rule or parameters are wrong.
+    """
+    claims = read_claims() if claims is None else claims
+    by_suite = {
+        suite: cells(records, suite, shown)
+        for suite in {c["needs"]["suite"] for c in claims if c.get("rule")}
+    }
+    entries = pandas.DataFrame([decide(claim, by_suite, scale) for claim in claims], columns=COLUMNS)
+    weights = quoted.weights_words(shown)
+    caption = f"Claims of the paper and what was measured here. Scale: {scale}. Shown: {weights}."
+    stamp = quoted.stamp(
+        scale, (source for frame in by_suite.values() for source in frame["data_source"] if source)
+    )
+    families = entries.groupby(entries["id"].str.split(".").str[0], sort=False)
+    texts = {
+        ".csv": entries.to_csv(index=False),
+        ".md": _markdown(entries, claims, caption, stamp),
+        ".tex": "\n".join(_latex(group, caption, stamp, family) for family, group in families),
+    }
+    for suffix, text in texts.items():
+        with atomic_path(Path(out) / f"ledger{suffix}") as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def read_claims(path: Path = CLAIMS) -> list[dict]:
+    """The claims of a YAML file. ValueError for missing or unknown keys, or an id given twice."""
+    import yaml
+
+    claims = yaml.safe_load(path.read_text(encoding="utf-8"))
+    seen: set[str] = set()
+    for claim in claims:
+        name = claim.get("id", claim)
+        wrong = [f"{key} is missing" for key in sorted(REQUIRED - claim.keys())]
+        wrong += [f"{key} is unknown" for key in sorted(claim.keys() - REQUIRED - OPTIONAL)]
+        wrong += ["the id is used twice"] if name in seen else []
+        if wrong:
+            raise ValueError(f"{path.name}: claim {name}: {'; '.join(wrong)}")
+        seen.add(name)
+    return claims
+
+
+def decide(claim: dict, by_suite: dict[str, pandas.DataFrame], scale: str) -> dict:
+    """One row of the ledger. by_suite: the cells of every suite that has a rule."""
+    row = {key: claim[key] for key in ("id", "place", "statement", "paper")} | {"n": 0, "runs": ""}
+    if not claim.get("rule"):
+        return row | {"measured": f"nothing yet (suite {claim['needs']['suite']})", "verdict": "not run"}
+    rule = _rule(claim)
+    needed = _needed(by_suite[claim["needs"]["suite"]], claim)
+    failed = needed["status"].isin(["diverged", "out of memory"]) | (needed["failed"] != "")
+    good, bad = needed[needed["n"] > 0], needed[failed]
+    missing = _missing(needed[(needed["n"] > 0) | failed], claim["needs"])
+    outcome = rule(good) if not missing or claim.get("partial") else None
+    measured = [outcome[0]] if outcome else []
+    measured += [f"{describe(cell)}: {cell['failed'] or cell['status']}" for _, cell in bad.iterrows()]
+    measured += [f"missing: {missing}"] if missing else []
+    return row | {
+        "measured": "; ".join(measured),
+        "n": int(good["n"].min()) if len(good) else 0,
+        "verdict": _verdict(outcome, bad, missing, scale, good["data_source"].unique()),
+        "runs": ";".join(dict.fromkeys(run for runs in needed["runs"] for run in runs)),
+    }
+
+
+def _verdict(outcome: rules.Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources) -> str:
+    """The paper's numbers are about published data at its scale; nothing else confirms or refutes them."""
+    if outcome is None:
+        return f"not comparable ({_reasons(bad)})" if len(bad) and not missing else "not run"
+    reasons = [f"scale {scale}"] if scale != "paper" else []
+    reasons += [f"{source} data" for source in sources if source != "published"]
+    reasons += [_reasons(bad)] if len(bad) else []
+    if reasons:
+        return f"not comparable ({', '.join(reasons)})"
+    if missing:
+        return "not run"
+    return "reproduced" if outcome[1] else "not reproduced"
+
+
+def _reasons(bad: pandas.DataFrame) -> str:
+    count = len(bad)
+    return f"{count} needed run{'s' if count > 1 else ''} failed"
+
+
+def _rule(claim: dict) -> Callable[[pandas.DataFrame], rules.Outcome]:
+    """The function a claim names, with the claim's parameters bound and checked."""
+    known = {
+        name: item
+        for name, item in vars(rules).items()
+        if inspect.isfunction(item) and not name.startswith("_")
+    }
+    if claim["rule"] not in known:
+        nearest = difflib.get_close_matches(claim["rule"], known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"claim {claim['id']}: no rule {claim['rule']!r}; nearest: {nearest!r}")
+    function, parameters = known[claim["rule"]], claim.get("with", {})
+    try:
+        inspect.signature(function).bind(None, **parameters)
+    except TypeError as error:
+        raise ValueError(f"claim {claim['id']}: rule {claim['rule']!r}: {error}") from None
+    return lambda good: function(good, **parameters)
+
+
+def _needed(suite: pandas.DataFrame, claim: dict) -> pandas.DataFrame:
+    """The cells a claim needs, constant on the axes it does not name. ValueError when one is there twice."""
+    needs = claim["needs"]
+    named = [axis for axis in AXES if axis in needs]
+    chosen = suite[suite[named].isin({axis: needs[axis] for axis in named}).all(axis=1)]
+    twice = chosen[chosen.duplicated(named)]
+    if len(twice):
+        raise ValueError(f"claim {claim['id']}: more than one configuration of {describe(twice.iloc[0])}")
+    return chosen.assign(**{axis: value for axis, value in AXES.items() if axis not in needs})
+
+
+def _missing(there: pandas.DataFrame, needs: dict) -> str:
+    """What is absent, axis by axis and then by number of cells; empty when nothing is."""
+    axes = [axis for axis in AXES if axis in needs]
+    absent = set(product(*(needs[axis] for axis in axes))) - set(
+        there[axes].itertuples(index=False, name=None)
+    )
+    parts = []
+    for position, axis in enumerate(axes):
+        absent_values = {cell[position] for cell in absent}
+        gone = [value for value in needs[axis] if value in absent_values - set(there[axis])]
+        absent = {cell for cell in absent if cell[position] not in gone}
+        words = [
+            f"B = {value}" if axis == "num_blocks" else quoted.paper_name(axis, value) or value
+            for value in gone
+        ]
+        parts += [", ".join(words)] if words else []
+    parts += (
+        [f"{len(absent)} {'further ' if parts else ''}cell{'s' if len(absent) > 1 else ''}"] if absent else []
+    )
+    return "; ".join(parts)
+
+
+def paper_cells() -> pandas.DataFrame:
+    """The paper's own Table 1 as cells, so that the rules can be applied to what it prints."""
+    names = [(row["kind"], row["name"], row["paper"]) for row in quoted.rows("names")]
+    grid = [
+        {
+            "dataset": dataset,
+            "dataset_label": dataset_label,
+            "model": model,
+            "mean": quoted.table1(model, dataset),
+        }
+        for kind, model, _ in names
+        if kind == "model"
+        for other, dataset, dataset_label in names
+        if other == "dataset"
+    ]
+    frame = pandas.DataFrame(grid).assign(num_blocks=0, precision="")
+    return frame[[isinstance(value, float) for value in frame["mean"]]].astype({"mean": float})
+
+
+def consistency(claims: list[dict]) -> list[list[str]]:
+    """Rows (id, stated, recomputed, agrees): Table 1's claims under their rules, on the paper's numbers."""
+    printed, rows = paper_cells(), []
+    for claim in claims:
+        if claim.get("rule") and claim["needs"]["suite"] == "table1":
+            needs = claim["needs"]
+            needed = printed["dataset"].isin(needs["dataset"]) & printed["model"].isin(needs["model"])
+            measured, holds = _rule(claim)(printed[needed])
+            rows.append([claim["id"], claim["paper"], measured, "yes" if holds else "no"])
+    return rows
+
+
+def _table(columns: list[tuple[str, str]], rows: list[list], caption: str, stamp: str) -> typeset.Table:
+    """A table without groups or emphasis. columns: (heading, LaTeX alignment)."""
+    cells_ = [[typeset.Cell(str(value)) for value in row] for row in rows]
+    return typeset.Table(
+        caption, [("", heading, align) for heading, align in columns], [typeset.Block(cells_)], stamp
+    )
+
+
+def _latex(entries: pandas.DataFrame, caption: str, stamp: str, family: str) -> str:
+    """One float per family of claims; the run folders are in the CSV."""
+    widths = {
+        "id": "p{2.8cm}",
+        "place": "p{1.6cm}",
+        "statement": "p{4.2cm}",
+        "paper": "p{2.2cm}",
+        "measured": "p{3.8cm}",
+        "n": "r",
+        "verdict": "p{2.1cm}",
+    }
+    table = _table(
+        list(widths.items()), entries[list(widths)].values.tolist(), f"{caption} Claims {family}.*.", stamp
+    )
+    return typeset.latex(table, f"ledger_{family}")
+
+
+def _markdown(entries: pandas.DataFrame, claims: list[dict], caption: str, stamp: str) -> str:
+    """The ledger, the paper's Table 1 under the same rules, and what each verdict takes."""
+    short = entries.assign(runs=[_short(runs) for runs in entries["runs"]])
+    counts = entries["verdict"].str.replace(r" \(.*", "", regex=True).value_counts()
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    main = _table([(name, "l") for name in COLUMNS], short.values.tolist(), f"{caption} {summary}.", stamp)
+    check = _table(
+        [(name, "l") for name in ("id", "paper states", "from its own Table 1", "agrees")],
+        consistency(claims),
+        "The same rules on the numbers the paper prints; nothing here was measured by this project.",
+        "",
+    )
+    criteria = [f"- `{claim['id']}`: {claim['criterion']}" for claim in claims if claim.get("criterion")]
+    return "\n".join(
+        [
+            "# Claims ledger",
+            "",
+            typeset.markdown(main),
+            "## The paper against itself",
+            "",
+            typeset.markdown(check),
+            "## What counts as reproduced",
+            "",
+            *criteria,
+            "",
+        ]
+    )
+
+
+def _short(runs: str) -> str:
+    """Run folders for a narrow column: how many; the CSV lists them."""
+    count = len(runs.split(";")) if runs else 0
+    return f"{count} run{'' if count == 1 else 's'}" if count else ""

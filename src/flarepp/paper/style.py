@@ -1,0 +1,90 @@
+"""How every figure of the paper layer looks, and how it is saved: the same bytes for the same data.
+
+Figures are made without pyplot, so nothing is registered, no window system is asked for, and nothing stays
+open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flarepp.record import atomic_path
+
+RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5,
+    "text.usetex": False,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "flarepp",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Line of one mixer. Colours are Okabe and Ito's; the markers tell the lines apart in grey."""
+
+    colour: str
+    marker: str
+    dashes: str
+    filled: bool
+
+    def line(self) -> dict:
+        """Keyword arguments for Axes.plot and Axes.errorbar."""
+        face = self.colour if self.filled else "white"
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "linestyle": self.dashes,
+            "markerfacecolor": face,
+        }
+
+
+LOOKS = {
+    "full": Look("#000000", "s", ":", False),
+    "flare": Look("#0072B2", "o", "--", False),
+    "flarepp": Look("#D55E00", "D", "-", True),
+}
+OTHER = Look("#999999", "v", "-.", False)
+
+
+@contextmanager
+def figure(
+    out: Path, name: str, size: tuple[float, float], stamp: str, foot: str = "", layout: str = "constrained"
+) -> Iterator:
+    """Yield an empty matplotlib Figure of `size` inches; on success save it as out/<name>.pdf and .png (200
+    dpi).
+
+    foot, stamp: small texts at the lower left and right, empty for none. layout: matplotlib's layout engine
+    ("compressed" for panels of fixed aspect).
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(RC):
+        drawing = Figure(figsize=size, layout=layout)
+        yield drawing
+        if stamp or foot:
+            drawing.get_layout_engine().set(rect=(0, 0.035, 1, 0.965))
+            drawing.text(0.005, 0.008, foot, ha="left", va="bottom", fontsize=6.5)
+            drawing.text(0.995, 0.008, stamp, ha="right", va="bottom", fontsize=6.5, color="#a00000")
+        FigureCanvasAgg(drawing)
+        drawing.draw_without_rendering()  # the layout settles at the second draw; the PDF would be the first
+        # No date and no program version, so that equal data give equal bytes.
+        unstamped = {"pdf": ("CreationDate", "Producer", "Creator"), "png": ("Software",)}
+        for kind, keys in unstamped.items():
+            with atomic_path(Path(out) / f"{name}.{kind}") as partial:
+                drawing.savefig(partial, format=kind, metadata=dict.fromkeys(keys))

@@ -1,0 +1,138 @@
+"""Table 1: relative L2 error of models on datasets; the paper's values in a column group of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+
+from flarepp.paper import quoted
+from flarepp.paper.cells import cells, data_words, describe
+from flarepp.paper.typeset import Block, Cell, Notes, Table, three_digits, write
+
+BLOCKS = {
+    ("ranked", "reference"): "",
+    ("beyond",): "beyond the paper, not ranked",
+    ("trivial",): "trivial predictors, not ranked",
+}
+
+
+def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> None:
+    """Write out/table1.tex, .csv and .md.
+
+    records: the tidy table (suite "table1" is used). shown: "last", "ema" or "best_test". scale: name of the
+    scale. ValueError for an unknown `shown`, or when one model has two configurations on one dataset.
+    """
+    errors = cells(records, "table1", shown)
+    twice = errors[errors.duplicated(["model", "dataset"])]
+    if len(twice):
+        raise ValueError(f"table1: more than one configuration of {describe(twice.iloc[0])}")
+    errors["shown"] = [three_digits(mean) if n else "" for mean, n in zip(errors["mean"], errors["n"])]
+    errors["rank"] = _ranks(errors)
+    write(_table(errors, shown, scale), _data(errors, shown, scale), out, "table1")
+
+
+def _ranks(errors: pandas.DataFrame) -> pandas.Series:
+    """1 for the best, 2 for the next, … among ranked models of a dataset, equal where the shown digits are
+    equal.
+
+    A model of which a seed failed is not ranked: its mean leaves out the runs that went worst.
+    """
+    candidates = errors[(errors["role"] == "ranked") & (errors["n"] > 0) & (errors["failed"] == "")]
+    ranks = candidates["shown"].astype(float).groupby(candidates["dataset"]).rank("dense")
+    return ranks.reindex(errors.index).astype("Int64")
+
+
+def _table(errors: pandas.DataFrame, shown: str, scale: str) -> Table:
+    """One row per model: our datasets, then the same datasets as the paper printed them."""
+    datasets = errors.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
+    seeds = int(errors["n"].max()) if len(errors) else 0
+    notes, blocks = Notes(), []
+    for roles, title in BLOCKS.items():
+        part = errors[errors["role"].isin(roles)]
+        rows = [
+            _row(group, list(datasets.index), seeds, notes) for _, group in part.groupby("model", sort=False)
+        ]
+        blocks += [Block(rows, title)] if rows else []
+    sources = [source for source in errors["data_source"].unique() if source]
+    columns = [("", "model", "l"), ("", "parameters", "r")]
+    columns += [
+        ("this project" + (f", scale {scale}" if scale != "paper" else ""), label, "r") for label in datasets
+    ]
+    columns += [("paper, published data", label, "r") for label in datasets]
+    caption = (
+        f"Relative L2 error in % on the test set. Scale: {scale}. Data: {data_words(errors)}. Shown:"
+        f" {quoted.weights_words(shown)} (trivial predictors have no weights); {_seed_words(seeds)}."
+        " Best ranked value bold, second underlined; values that agree in the digits shown are ranked equal."
+        " The columns on the right are the paper's own numbers on the published data."
+    )
+    return Table(caption, columns, blocks, quoted.stamp(scale, sources), notes.items())
+
+
+def _seed_words(seeds: int) -> str:
+    return f"n = {seeds} seed{'' if seeds == 1 else 's'}" + (
+        ", mean ± standard deviation" if seeds > 1 else ""
+    )
+
+
+def _row(group: pandas.DataFrame, datasets: list[str], seeds: int, notes: Notes) -> list[Cell]:
+    """The cells of one model."""
+    first, by_dataset = group.iloc[0], {row["dataset"]: row for _, row in group.iterrows()}
+    marks = (notes.mark("reference, not ranked"),) if first["role"] == "reference" else ()
+    ours = [_our_cell(by_dataset.get(dataset), seeds, notes) for dataset in datasets]
+    theirs = [_paper_cell(first["model"], dataset, notes) for dataset in datasets]
+    return [
+        Cell(first["label"], marks=marks),
+        Cell(_parameters(group["parameters"].dropna())),
+        *ours,
+        *theirs,
+    ]
+
+
+def _our_cell(row, seeds: int, notes: Notes) -> Cell:
+    """A measured error with its emphasis, or `--` with the reason as a footnote."""
+    if row is None:
+        return Cell("--", marks=(notes.mark("not run"),))
+    if not row["n"]:
+        return Cell("--", marks=(notes.mark(row["status"]),))
+    decimals = len(row["shown"].partition(".")[2])
+    text = row["shown"] + (f" ± {row['std']:.{decimals}f}" if row["n"] > 1 else "")
+    reasons = (
+        [f"n = {row['n']}"] if row["n"] != seeds and row["role"] != "trivial" and not row["failed"] else []
+    )
+    reasons += [f"{row['failed']}: mean of the other {row['n']}, not ranked"] if row["failed"] else []
+    rank = 0 if pandas.isna(row["rank"]) else row["rank"]
+    return Cell(text, rank == 1, rank == 2, tuple(notes.mark(reason) for reason in reasons))
+
+
+def _paper_cell(model: str, dataset: str, notes: Notes) -> Cell:
+    """The paper's number, `--` with its reason, or nothing where it has no such row or column."""
+    value = quoted.table1(model, dataset)
+    if isinstance(value, str):
+        return Cell("--", marks=(notes.mark(f"{value} (paper)"),))
+    return Cell("" if value is None else f"{value:.2f}")
+
+
+def _parameters(counts: pandas.Series) -> str:
+    """Trainable parameters in thousands or millions; a range when datasets differ; empty without any."""
+    if counts.empty:
+        return ""
+    unit, name = (1e6, "M") if counts.max() >= 1e6 else (1e3, "k")
+    texts = [three_digits(count / unit) for count in (counts.min(), counts.max())]
+    return f"{' – '.join(dict.fromkeys(texts))} {name}"
+
+
+def _data(errors: pandas.DataFrame, shown: str, scale: str) -> pandas.DataFrame:
+    """The tidy table: a row per model and dataset, our numbers at full precision beside the paper's."""
+    tidy = errors[
+        ["model", "label", "role", "dataset", "status", "failed", "n", "rank", "data_source"]
+    ].copy()
+    tidy.insert(4, "error_percent", errors["mean"])
+    tidy.insert(5, "std_percent", errors["std"])
+    tidy["parameters"] = errors["parameters"].astype("Int64")
+    tidy["shown"] = ["last" if role == "trivial" else shown for role in errors["role"]]
+    tidy["scale"] = scale
+    paper = [quoted.table1(model, dataset) for model, dataset in zip(errors["model"], errors["dataset"])]
+    tidy["paper_error_percent_published_data"] = ["" if value is None else value for value in paper]
+    tidy["runs"] = [";".join(runs) for runs in errors["runs"]]
+    return tidy

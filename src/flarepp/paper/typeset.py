@@ -1,0 +1,222 @@
+"""Tables as values, and their three outputs: LaTeX (booktabs), Markdown and CSV.
+
+A table is built once from cells that know whether they are bold; the escaping of each format happens only
+here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flarepp.record import atomic_path
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "_": r"\_",
+    "%": r"\%",
+    "&": r"\&",
+    "#": r"\#",
+    "$": r"\$",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "≈": r"$\approx$",
+    "−": "$-$",
+    "→": r"$\rightarrow$",
+    "²": r"$^2$",
+    "⁴": r"$^4$",
+    "⁵": r"$^5$",
+    "⁶": r"$^6$",
+    "…": r"\ldots{}",
+    "–": "--",
+}
+
+
+WIDE = 8  # columns that fit a page in \footnotesize
+END = r" \tabularnewline"  # unlike \\, it ends a row after \raggedright too
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry: its plain text, its emphasis and the marks of its footnotes."""
+
+    text: str
+    bold: bool = False
+    underline: bool = False
+    marks: tuple[str, ...] = ()
+
+
+class Notes:
+    """Footnotes in the order of their first use; equal texts share one mark (a, b, …, z, aa, …)."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """Return the mark of `text`, adding it if it is new."""
+        if text not in self.texts:
+            self.texts.append(text)
+        return self._letter(self.texts.index(text))
+
+    def items(self) -> list[tuple[str, str]]:
+        """All (mark, text) in order."""
+        return [(self._letter(index), text) for index, text in enumerate(self.texts)]
+
+    @staticmethod
+    def _letter(index: int) -> str:
+        return chr(ord("a") + index % 26) * (index // 26 + 1)
+
+
+@dataclass
+class Block:
+    """Rows between two rules, with an optional heading of their own."""
+
+    rows: list[list[Cell]]
+    title: str = ""
+
+
+@dataclass
+class Table:
+    """A table: columns as (group, heading, LaTeX alignment); neighbours of a group share one above."""
+
+    caption: str
+    columns: list[tuple[str, str, str]]
+    blocks: list[Block]
+    stamp: str = ""
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+
+def three_digits(value: float) -> str:
+    """`value` with three significant digits and no exponent: 0.384, 1.20, 12.3, 104, 1230."""
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.2e}".split("e")[1])
+    return f"{round(value, 2 - exponent):.{max(0, 2 - exponent)}f}"
+
+
+def plain(value: object) -> str:
+    """A setting as a reader writes it: 1e-05 as 1e-5, lists with commas, True as yes, None as none."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, (list, tuple)):
+        return ", ".join(plain(item) for item in value)
+    if isinstance(value, float):
+        return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", f"{value:g}")
+    return str(value)
+
+
+def latex_text(text: str) -> str:
+    """Escape plain text for LaTeX."""
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def markdown_text(text: str) -> str:
+    """Escape plain text for a Markdown table cell."""
+    return re.sub(r"([\\|_*<>])", r"\\\1", text)
+
+
+def latex(table: Table, label: str) -> str:
+    """The table as a LaTeX float that needs the booktabs package only."""
+    stamp = rf"\textbf{{[{latex_text(table.stamp)}]}} " if table.stamp else ""
+    alignment = "".join(column[2] for column in table.columns)
+    wraps = [column[2].startswith("p") for column in table.columns]
+    lines = [
+        "% generated; do not edit",
+        r"\begin{table}[htbp]",
+        r"\centering",
+        rf"\caption{{{stamp}{latex_text(table.caption)}}}",
+        rf"\label{{tab:{label}}}",
+        *(
+            (r"\scriptsize", r"\setlength{\tabcolsep}{2pt}")
+            if len(table.columns) > WIDE
+            else (r"\footnotesize",)
+        ),
+        r"\makebox[\textwidth][c]{%",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        *_latex_groups(table),
+        " & ".join(latex_text(heading) for _, heading, _ in table.columns) + END,
+    ]
+    for block in table.blocks:
+        lines.append(r"\midrule")
+        if block.title:
+            lines.append(
+                rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\emph{{{latex_text(block.title)}}}}}{END}"
+            )
+        lines += [
+            " & ".join(_latex_cell(cell, wide) for cell, wide in zip(row, wraps)) + END for row in block.rows
+        ]
+    lines += [r"\bottomrule", r"\end{tabular}}"]
+    if table.notes:
+        notes = r"\quad ".join(rf"$^{{\mathrm{{{mark}}}}}$~{latex_text(text)}." for mark, text in table.notes)
+        lines += [r"\par\smallskip", rf"\parbox{{\textwidth}}{{\scriptsize {notes}}}"]
+    return "\n".join([*lines, r"\end{table}", ""])
+
+
+def _latex_groups(table: Table) -> list[str]:
+    """The row of group headings and the short rules under it; empty when no column has a group."""
+    if not any(group for group, _, _ in table.columns):
+        return []
+    cells, rules, start = [], [], 0
+    while start < len(table.columns):
+        group, stop = table.columns[start][0], start + 1
+        while group and stop < len(table.columns) and table.columns[stop][0] == group:
+            stop += 1
+        cells.append(rf"\multicolumn{{{stop - start}}}{{c}}{{{latex_text(group)}}}" if group else "")
+        rules += [rf"\cmidrule(lr){{{start + 1}-{stop}}}"] if group else []
+        start = stop
+    return [" & ".join(cells) + END, " ".join(rules)]
+
+
+def _latex_cell(cell: Cell, wraps: bool) -> str:
+    text = latex_text(cell.text)
+    text = rf"\underline{{{text}}}" if cell.underline else text
+    text = rf"\textbf{{{text}}}" if cell.bold else text
+    marks = rf"$^{{\mathrm{{{','.join(cell.marks)}}}}}$" if cell.marks else ""
+    return (r"\raggedright " if wraps else "") + text + marks
+
+
+def markdown(table: Table) -> str:
+    """The table as Markdown: stamp, caption, pipe table, footnotes."""
+    from tabulate import tabulate
+
+    headings = [f"{heading} ({group})" if group else heading for group, heading, _ in table.columns]
+    rows = []
+    for block in table.blocks:
+        rows += [[f"*{markdown_text(block.title)}*"]] if block.title else []
+        rows += [[_markdown_cell(cell) for cell in row] for row in block.rows]
+    align = ["right" if column[2] == "r" else "left" for column in table.columns]
+    grid = tabulate(
+        rows, [markdown_text(heading) for heading in headings], "pipe", disable_numparse=True, colalign=align
+    )
+    stamp = [f"**[{markdown_text(table.stamp)}]**\n"] if table.stamp else []
+    notes = [f"<sup>{mark}</sup> {markdown_text(text)}.  " for mark, text in table.notes]
+    return "\n".join([*stamp, markdown_text(table.caption) + "\n", grid, "", *notes, ""])
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = markdown_text(cell.text)
+    text = f"<u>{text}</u>" if cell.underline else text
+    text = f"**{text}**" if cell.bold else text
+    return text + (f"<sup>{','.join(cell.marks)}</sup>" if cell.marks else "")
+
+
+def write(table: Table, data, out: Path, name: str) -> None:
+    """Write out/<name>.tex and .md from `table`, and .csv from the DataFrame `data` (full precision)."""
+    for suffix, text in {
+        ".tex": latex(table, name),
+        ".md": markdown(table),
+        ".csv": data.to_csv(index=False),
+    }.items():
+        with atomic_path(Path(out) / f"{name}{suffix}") as partial:
+            partial.write_text(text, encoding="utf-8")

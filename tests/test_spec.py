@@ -1,0 +1,186 @@
+"""Configuration to run specs: layers, selectors, refusals, and that only what a key concerns changes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+
+import pytest
+import yaml
+
+from conftest import PROJECT
+from flarepp import spec
+
+SIZES = {"smoke": 28, "quick": 34, "desk": 24, "paper": 40}
+
+
+def set_key(config: dict, path: str, value) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        config = config.setdefault(key, {})
+    config[last] = value
+
+
+def runs(config: dict, **changes) -> dict[str, str]:
+    """Path -> spec of every run, after `changes` (dots written as double underscores)."""
+    config = copy.deepcopy(config)
+    for path, value in changes.items():
+        set_key(config, path.replace("__", "."), value)
+    return {path: run.json for path, run in spec.expand(config).runs.items()}
+
+
+@pytest.mark.parametrize("scale", spec.SCALES)
+def test_every_scale_expands(config, scale):
+    assert len(runs(config, scale=scale)) == SIZES[scale]
+
+
+def test_paper_settings_are_those_of_the_paper(config):
+    plan = spec.expand(config | {"scale": "paper"})
+    run = plan.runs["results/paper/runs/table1/darcy/flarepp/B8-M128-fp32-s0"].spec
+    model, training = run["model"], run["training"]
+    assert (model["channel_dim"], model["num_heads"], model["ffn_ratio"], model["norm"]) == (128, 8, 2, "layernorm")
+    assert (training["steps"], training["batch_size"], training["lr"]) == (250_000, 2, 1e-3)
+    assert training["gradient_weight"] == 0.1 and run["dataset"]["resolution"] == 85
+
+
+def test_a_spec_is_complete(config):
+    """Nothing defaults later: switches of the mixer are written out, norms follow precision."""
+    for run in spec.expand(config).runs.values():
+        assert set(run.spec["training"]) >= set(spec._training_keys()) - {"epochs"}
+        assert run.spec["model"]["norm"] == {"fp32": "layernorm", "fp16": "rmsnorm"}[run.spec["training"]["precision"]]
+    flarepp = next(run.spec for path, run in spec.expand(config).runs.items() if "/flarepp/" in path)
+    assert flarepp["model"]["seed_norm"] is True and flarepp["model"]["qk_norm"] is False
+
+
+def test_runs_shared_by_suites_stand_once(config):
+    plan = spec.expand(config | {"scale": "paper"})
+    shared = [entry["run"] for entry in plan.suites["figure4"] if entry["run"].startswith("results/paper/runs/table1/")]
+    assert len(shared) == 6  # depth 8 in FP32 of three mixers on two benchmarks
+    assert len({run.json for run in plan.runs.values()}) == len(plan.runs)
+
+
+def test_a_models_key_changes_its_runs_only(config):
+    before, after = runs(config), runs(config, models__flarepp__training={"lr": 5e-4})
+    changed = {path for path in before if before[path] != after.get(path)}
+    assert changed == {path for path in before if "/flarepp/" in path}
+
+
+def test_a_datasets_key_changes_its_runs_only(config):
+    before, after = runs(config), runs(config, datasets__darcy__data__seed=1)
+    assert {path for path in before if before[path] != after[path]} == {path for path in before if "/darcy/" in path}
+
+
+def test_labels_and_other_scales_change_no_run(config):
+    before = runs(config)
+    assert runs(config, models__flarepp__label="F++") == before
+    lr = copy.deepcopy(config)["defaults"]["training"]
+    lr["steps"] = lr["steps"] | {"desk": 17}
+    assert runs(config, defaults__training=lr) == before
+    assert runs(config, data__root="elsewhere") == before  # nothing is read from there while data are generated
+
+
+def test_order_of_keys_does_not_matter(config):
+    def shuffled(value):
+        if not isinstance(value, dict):
+            return value
+        keys = list(value)
+        random.Random(1).shuffle(keys)
+        return {key: shuffled(value[key]) for key in keys}
+
+    assert runs(shuffled(config)) == runs(config)
+
+
+def test_models_layer_lies_over_suites_layer(config):
+    after = runs(config, models__flare__training={"steps": 77})
+    steps = {json.loads(text)["training"]["steps"] for path, text in after.items() if "/flare/" in path}
+    assert steps == {77}
+
+
+def test_epochs_replace_steps(config):
+    after = runs(config, models__flare__training={"epochs": 3})
+    assert {json.loads(text)["training"]["steps"] for path, text in after.items() if "/flare/" in path} == {3 * 96 // 4}
+
+
+def test_seeds_multiply_runs(config):
+    assert len(runs(config, seeds=[0, 1, 2])) == 3 * SIZES["quick"]
+
+
+def test_not_affordable_is_an_entry_without_a_run(config):
+    plan = spec.expand(config | {"scale": "desk"})
+    absent = [entry for entry in plan.suites["table1"] if entry["absent"]]
+    assert [(entry["model"], entry["dataset"], entry["run"]) for entry in absent] == [("full", "darcy", "")]
+
+
+BROKEN = {
+    "unknown top-level key": ("sale", "quick", ["'sale' is unknown", "'scale'"]),
+    "unknown scale": ("scale", "quik", ["'quik'", "'quick'", "smoke, quick, desk, paper"]),
+    "unknown training key": ("defaults.training.learning_rate", 1e-3, ["defaults.training", "'learning_rate'", "lr"]),
+    "misspelt training key": ("models.flare.training.batchsize", 4, ["models.flare.training", "did you mean 'batch_size'"]),
+    "misspelt model key": ("models.flare.model.num_latent", 4, ["models.flare.model", "did you mean 'num_latents'"]),
+    "key the mixer does not take": ("models.full.model.num_latents", 4, ["models.full.model", "'num_latents'", "qk_norm"]),
+    "wrong type": ("defaults.training.lr", "fast", ["defaults.training.lr", "'fast'", "number"]),
+    "number that YAML reads as text": ("defaults.training.lr", "1e-3", ["defaults.training.lr", "'1e-3'", "0.001"]),
+    "a number out of range": ("defaults.training.ema_decay", 1.5, ["defaults.training.ema_decay", "1.5", "1"]),
+    "heads that do not divide the width": ("defaults.model.num_heads", 5, ["num_heads", "got 5", "channel_dim 16", "[1, 2, 4, 8, 16]"]),
+    "a warm-up shorter than a step": ("defaults.training.pct_start", 0.001, ["pct_start", "0.001", "> 1"]),
+    "steps and epochs": ("models.flare.training", {"steps": 9, "epochs": 2}, ["steps 9", "epochs 2", "exactly one"]),
+    "FP16 with LayerNorm": ("models.flare.model.norm", "layernorm", ["'layernorm'", "fp16", "rmsnorm"]),
+    "unknown mixer": ("models.flare.mixer", "flarep", ["models.flare.mixer", "'flarep'", "did you mean 'flare"]),
+    "unknown model in a suite": ("suites.table1.models", ["flair"], ["suites.table1.models", "'flair'", "did you mean 'flare'"]),
+    "unknown benchmark in a suite": ("suites.table1.datasets", ["darci"], ["suites.table1.datasets", "did you mean 'darcy'"]),
+    "unknown benchmark": ("datasets.darcey", {"label": "D", "data": {"num_train": 4, "num_test": 2, "seed": 0}}, ["'darcey'", "did you mean 'darcy'"]),
+    "a scale misspelt in a selector": ("defaults.training.lr", {"smoke": 1.0, "quik": 1.0}, ["defaults.training.lr", "'quik'", "'quick'"]),
+    "a batch larger than the set": ("defaults.training.batch_size", 500, ["batch_size", "500", "16"]),
+    "a grid that is no stride": ("datasets.darcy.data.resolution", 30, ["datasets.darcy.data.resolution", "got 30", "29"]),
+    "a mesh that misses the corners": ("datasets.elasticity.data.mesh", [10, 2], ["datasets.elasticity.data.mesh", "multiple of 4"]),
+    "a gradient term without a grid": ("defaults.training.gradient_weight", 0.1, ["gradient_weight", "elasticity", "grid"]),
+    "a key of another benchmark": ("datasets.elasticity.data.resolution", 29, ["datasets.elasticity.data", "'resolution'", "mesh"]),
+    "an empty list of seeds": ("seeds", [], ["seeds"]),
+    "more evaluations than steps": ("defaults.training.num_evaluations", 4000, ["num_evaluations", "4000"]),
+    "a section that is missing": ("models", {}, ["models"]),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_configuration_is_refused(config, what):
+    path, value, words = BROKEN[what]
+    set_key(config, path, value)
+    config["scale"] = "smoke" if path != "scale" else value
+    with pytest.raises(ValueError) as caught:
+        spec.expand(config)
+    for word in words:
+        assert word in str(caught.value), f"{word!r} not in: {caught.value}"
+
+
+def test_a_broken_value_of_another_scale_is_refused(config):
+    config["defaults"]["training"]["steps"]["desk"] = -1
+    with pytest.raises(ValueError, match="scale desk.*steps.*-1"):
+        spec.expand(config | {"scale": "quick"})
+
+
+def test_schema_and_configuration_are_in_step(config):
+    """Every key of the schema's closed sections is used by config.yaml or is optional by meaning; each has a description."""
+    schema = yaml.safe_load((PROJECT / "workflow/schemas/config.schema.yaml").read_text(encoding="utf-8"))
+    definitions = schema["$defs"]
+    unused = set(definitions["training"]["properties"]) - set(config["defaults"]["training"])
+    assert unused == set()
+    used = set(itertools.chain.from_iterable(section["data"] for section in config["datasets"].values()))
+    assert set(definitions["dataset_data"]["properties"]) == used
+    assert set(schema["properties"]) == set(config)
+    for section in (definitions["training"], definitions["dataset_data"], definitions["model_options"], schema):
+        for key, value in section["properties"].items():
+            assert "description" in value or "$ref" in value, key
+    closed = [section for section in (schema, *definitions.values()) if section.get("type") == "object"]
+    assert all("additionalProperties" in section for section in closed)
+
+
+def test_sources_of_a_run_hold_its_mixer_and_no_other(config):
+    plan = spec.expand(config)
+    for path, run in plan.runs.items():
+        mixers = [file for file in run.code if file.startswith("src/flarepp/mixers/") and "__init__" not in file]
+        assert mixers == [f"src/flarepp/mixers/{run.spec['model']['mixer']}.py"], path
+        assert {"src/flarepp/attention.py", "src/flarepp/train.py", "src/flarepp/models/backbone.py"} <= set(run.code)
+        assert not any("paper" in file or "solvers" in file or "spec.py" in file for file in run.code)
+        assert all((PROJECT / file).exists() for file in run.code)

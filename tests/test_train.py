@@ -1,0 +1,352 @@
+"""Training: losses, optimiser, one run as a record, the same bits after kills, and runs that fail as results."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from flarepp import optimise, predictors, record
+from flarepp import train as training
+from flarepp.data import store
+from flarepp.losses import relative_l2, training_loss
+
+
+def bits(run_dir) -> dict:
+    """What "the same bits" means: errors, losses, predictions, weights; not times, memory or provenance."""
+    metrics = record.read_json(run_dir / "metrics.json")["metrics"]
+    kept = {key: value for key, value in metrics.items() if key not in ("wall_time_s", "peak_memory_mb")}
+    with h5py.File(run_dir / "predictions.h5") as file:
+        arrays = {key: file[key][:].tobytes() for key in file}
+    weights = {key: value.numpy().tobytes() for key, value in
+               safetensors.torch.load_file(run_dir / "model.safetensors").items()}
+    return {"metrics": kept, "history": (run_dir / "history.csv").read_text(), "arrays": arrays, "weights": weights}
+
+
+def write_spec(folder, spec):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "spec.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+# Losses and metric
+
+
+def test_error_is_the_mean_of_the_samples_errors():
+    target = torch.tensor([[[1.0], [0.0]], [[2.0], [0.0]], [[4.0], [0.0]]])
+    prediction = target + torch.tensor([[[3.0], [0.0]], [[2.0], [0.0]], [[0.0], [8.0]]])
+    assert relative_l2(prediction, target).tolist() == [3, 1, 2]
+
+
+def test_error_does_not_overflow_in_half_precision():
+    target = torch.full((1, 100, 1), 300.0, dtype=torch.float16)  # its sum of squares is 9e6, beyond 65504
+    error = relative_l2(1.5 * target, target)
+    assert error.dtype == torch.float32 and error.item() == pytest.approx(0.5)
+
+
+def test_gradient_term_by_hand():
+    """Central differences with zeros beyond the edge, the prediction's ring set to 0, the truth's kept."""
+    generator = np.random.default_rng(0)
+    prediction, target = generator.random((2, 1, 5, 4))
+    inner = np.zeros((5, 4))
+    inner[1:-1, 1:-1] = prediction[0, 1:-1, 1:-1]
+
+    def slopes(field):
+        padded = np.pad(field, 1)
+        return padded[1:-1, 2:] - padded[1:-1, :-2], padded[2:, 1:-1] - padded[:-2, 1:-1]
+
+    def error(a, b):
+        return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+    expected = error(prediction, target) + 0.1 * sum(error(a, b) for a, b in zip(slopes(inner), slopes(target[0])))
+    loss = training_loss(torch.tensor(prediction).reshape(1, 20, 1), torch.tensor(target).reshape(1, 20, 1),
+                         gradient_weight=0.1, grid=(5, 4))
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_gradient_term_needs_a_grid():
+    with pytest.raises(ValueError, match="grid None"):
+        training_loss(torch.ones(1, 4, 1), torch.ones(1, 4, 1), gradient_weight=0.1, grid=None)
+
+
+def test_a_target_of_zeros_is_refused_by_name(benchmark):
+    benchmark.test.target[3] = 0
+    with pytest.raises(ValueError, match="test sample 3"):
+        training.load_split(benchmark.test, benchmark.feature_norm, torch.device("cpu"), "elasticity test")
+
+
+# Optimiser
+
+
+def optimiser_for(model, spec, **changes):
+    return optimise.build_optimiser(model, spec["training"] | changes)
+
+
+def test_groups_spare_biases_norms_and_optionally_latents(run_spec):
+    model = training.build_model(**run_spec["model"], in_dim=2, out_dim=1)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for decay_latents in (True, False):
+        decayed, kept = (({names[p] for p in group["params"]}) for group in
+                         optimise.parameter_groups(model, 0.1, decay_latents))
+        assert not decayed & kept and decayed | kept == set(names.values())
+        assert all(name.endswith("bias") or "norm" in name or "seeds" in name for name in kept)
+        assert not any("norm" in name or name.endswith("bias") for name in decayed)
+        assert any("seeds" in name for name in decayed) == decay_latents
+
+
+def test_a_skipped_step_changes_nothing_but_the_scale(run_spec):
+    model = torch.nn.Linear(3, 1)
+    optimiser = optimiser_for(model, run_spec, precision="fp16")
+    before = copy.deepcopy((model.state_dict(), optimiser.average.state_dict(), optimiser.schedule.last_epoch))
+    scale = optimiser.scaler.get_scale()
+    norm, taken = optimise.optimiser_step(model, optimiser, model(torch.full((1, 3), 1e38)).sum() * 1e5)
+    assert not taken and not torch.isfinite(norm)
+    assert optimiser.scaler.get_scale() == scale / 2 and optimiser.schedule.last_epoch == before[2]
+    for old, new in zip(before[:2], (model.state_dict(), optimiser.average.state_dict())):
+        assert all(torch.equal(old[key], new[key]) for key in old)
+    _, taken = optimise.optimiser_step(model, optimiser, model(torch.ones(1, 3)).sum())
+    assert taken and optimiser.schedule.last_epoch == before[2] + 1
+
+
+def test_clipping_bounds_the_global_norm(run_spec):
+    model = torch.nn.Linear(4, 1, bias=False)
+    optimiser = optimiser_for(model, run_spec, clip_norm=1.0)
+    seen = []
+    optimiser.adamw.register_step_pre_hook(lambda *_: seen.append(model.weight.grad.norm().item()))
+    norm, _ = optimise.optimiser_step(model, optimiser, 100 * model(torch.ones(1, 4)).sum())
+    assert norm.item() == pytest.approx(200) and seen == [pytest.approx(1.0, rel=1e-4)]
+
+
+def test_average_starts_from_the_initial_weights_and_copies_buffers():
+    model = torch.nn.BatchNorm1d(2)
+    average = copy.deepcopy(model)
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+        model.running_mean.fill_(7.0)
+    optimise.update_average(average, model, 0.9)
+    assert torch.allclose(average.weight, torch.full((2,), 0.9 * 1 + 0.1 * 3))
+    assert torch.equal(average.running_mean, model.running_mean)
+
+
+# A run
+
+
+def test_a_run_leaves_a_complete_record(run_spec, dataset, tmp_path, benchmark):
+    result = training.train(run_spec, dataset, tmp_path / "run")
+    assert result == record.read_json(tmp_path / "run" / "metrics.json")
+    assert result["status"] == "ok" and result["spec"] == run_spec
+    metrics, provenance = result["metrics"], result["provenance"]
+    assert metrics["steps"] == 24 and metrics["skipped_steps"] == 0 and metrics["wall_time_s"] > 0
+    assert provenance["dataset"]["fingerprint"] == benchmark.fingerprint
+    assert provenance["precision"] == {"autocast": False, "float32_matmul": "highest", "parameters": "torch.float32"}
+    rows = list(csv.DictReader(open(tmp_path / "run" / "history.csv")))
+    evaluated = [float(row["test_last"]) for row in rows if row["test_last"]]
+    assert len(rows) == 24 and len(evaluated) == 10 and int(rows[-1]["step"]) == 24
+    assert metrics["best_test"] == min(evaluated) and metrics["last"] == evaluated[-1]
+    assert not list((tmp_path / "run").glob("checkpoint*")) and not list((tmp_path / "run").glob(".*partial*"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_run_learns(run_spec, dataset, tmp_path, benchmark, precision):
+    """Below half of the error of the constant predictor in 300 steps."""
+    run_spec["training"] |= {"precision": precision, "steps": 300}
+    run_spec["model"]["norm"] = "rmsnorm" if precision == "fp16" else "layernorm"
+    result = training.train(run_spec, dataset, tmp_path / "run")
+    constant = predictors.relative_l2(predictors.predict(benchmark, "constant"), benchmark.test.target).mean()
+    assert result["metrics"]["last"] < 0.5 * constant
+
+
+def test_recorded_errors_are_those_of_the_predictions(run_spec, dataset, tmp_path, benchmark):
+    result = training.train(run_spec, dataset, tmp_path / "run")
+    for weights in ("last", "ema"):
+        read = record.read_predictions(tmp_path / "run", weights)
+        assert np.array_equal(read["target"], benchmark.test.target)
+        assert np.array_equal(read["points"], benchmark.test.features)
+        difference = (read["prediction"].astype(float) - read["target"]).reshape(6, -1)
+        errors = np.linalg.norm(difference, axis=1) / np.linalg.norm(read["target"].astype(float).reshape(6, -1), axis=1)
+        assert read["error"] == pytest.approx(errors, rel=1e-5)
+        assert result["metrics"][weights] == pytest.approx(errors.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_same_seed_same_bits_and_another_seed_others(run_spec, dataset, tmp_path, precision):
+    run_spec["training"]["precision"] = precision
+    run_spec["model"]["norm"] = "rmsnorm" if precision == "fp16" else "layernorm"
+    for name in ("first", "second"):
+        training.train(run_spec, dataset, tmp_path / name)
+    run_spec["training"]["seed"] = 1
+    training.train(run_spec, dataset, tmp_path / "other")
+    assert bits(tmp_path / "first") == bits(tmp_path / "second")
+    assert bits(tmp_path / "first")["weights"] != bits(tmp_path / "other")["weights"]
+    assert record.read_json(tmp_path / "first" / "metrics.json")["provenance"]["precision"]["autocast"] == (precision == "fp16")
+
+
+def test_errors_do_not_depend_on_the_evaluation_batch(run_spec, dataset, tmp_path):
+    found = []
+    for size in (1, 4, 100):
+        run_spec["training"]["eval_batch_size"] = size
+        found.append(training.train(run_spec, dataset, tmp_path / str(size))["metrics"]["last"])
+    assert found == pytest.approx([found[0]] * 3, rel=1e-6)
+
+
+def test_every_epoch_is_a_fresh_permutation_without_the_short_batch(run_spec, dataset):
+    run_spec["training"]["batch_size"] = 5  # of 16: three batches an epoch
+    run = training.build_run(run_spec, store.read(dataset))
+    epochs = [torch.cat([training.next_batch(run) for _ in range(3)]).tolist() for _ in range(4)]
+    assert all(len(set(epoch)) == 15 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_learning_rate_of_the_history_is_the_schedules(run_spec, dataset, tmp_path):
+    training.train(run_spec, dataset, tmp_path / "run")
+    rates = [float(row["lr"]) for row in csv.DictReader(open(tmp_path / "run" / "history.csv"))]
+    assert rates[0] == pytest.approx(1e-3 / 1e4) and rates[-1] == pytest.approx(1e-3 / 1e4 / 1e4)
+    assert 0.99e-3 < max(rates) <= 1e-3 and rates.index(max(rates)) == 2  # the peak lies at step 0.1 * 24 - 1
+
+
+# Runs that fail are results
+
+
+def test_divergence_is_a_result(run_spec, dataset, tmp_path):
+    run_spec["training"] |= {"lr": 1e30, "clip_norm": 1e30, "div_factor": 1.0}
+    result = training.train(run_spec, dataset, tmp_path / "run")
+    assert result["status"] == "diverged" and "step" in result["message"]
+    assert "last" not in result["metrics"] and result["metrics"]["best_test"] is None
+    with pytest.raises(ValueError, match="no predictions"):
+        record.read_predictions(tmp_path / "run", "last")
+
+
+def test_a_collapsing_loss_scale_is_divergence(run_spec, dataset, tmp_path, monkeypatch):
+    run_spec["training"]["precision"], run_spec["model"]["norm"] = "fp16", "rmsnorm"
+    monkeypatch.setattr(training, "training_loss", lambda prediction, *_, **__: prediction.sum() * float("inf"))
+    result = training.train(run_spec, dataset, tmp_path / "run")
+    assert result["status"] == "diverged" and "loss scale" in result["message"]
+    assert result["metrics"]["skipped_steps"] > 10 and result["metrics"]["steps"] == 0
+
+
+@pytest.mark.parametrize("error", [
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB"), MemoryError("no memory"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")])
+def test_lack_of_memory_is_a_result(run_spec, dataset, tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(training, "training_step", fail)
+    result = training.train(run_spec, dataset, tmp_path / "run")
+    assert result["status"] == "oom" and "memory" in result["message"]
+
+
+def test_a_bug_crashes_and_leaves_no_metrics(run_spec, dataset, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a shape that does not fit")
+
+    monkeypatch.setattr(training, "training_step", fail)
+    with pytest.raises(RuntimeError, match="does not fit"):
+        training.train(run_spec, dataset, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+# Kills
+
+
+def start(spec_path, dataset) -> subprocess.Popen:
+    command = [sys.executable, "-m", "flarepp", "train", str(spec_path), "--data", str(dataset)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def kill_in_training(process, folder, wait) -> str:
+    """SIGKILL once the process has written a checkpoint of its own, `wait` seconds later; returns what it printed."""
+    begin, deadline = time.time(), time.monotonic() + 60
+    while not any(path.stat().st_mtime > begin for path in folder.glob("checkpoint-*.pt")):
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    time.sleep(wait)
+    process.send_signal(signal.SIGKILL)
+    output = process.communicate()[0]
+    assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
+    return output
+
+
+@pytest.mark.parametrize("precision, kills", [("fp32", 5), ("fp16", 2)])
+def test_killed_at_random_moments_the_run_ends_with_the_same_bits(run_spec, dataset, tmp_path, precision, kills):
+    """A checkpoint follows every step, so that some kills fall into the writing of one."""
+    run_spec["training"] |= {"precision": precision, "steps": 400, "checkpoint_seconds": 0}
+    run_spec["model"]["norm"] = "rmsnorm" if precision == "fp16" else "layernorm"
+    training.train(run_spec, dataset, tmp_path / "undisturbed")
+    spec_path = write_spec(tmp_path / "killed", run_spec)
+    for kill in range(kills):
+        wait = random.Random(kill).uniform(0, 0.3)
+        output = kill_in_training(start(spec_path, dataset), tmp_path / "killed", wait)
+        assert kill == 0 or "resumed at step" in output
+    process = start(spec_path, dataset)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0 and "resumed at step" in output, output
+    assert bits(tmp_path / "killed") == bits(tmp_path / "undisturbed")
+    assert not list((tmp_path / "killed").glob("*.pt")) and not list((tmp_path / "killed").glob(".*partial*"))
+
+
+def test_a_checkpoint_of_another_spec_is_not_used(run_spec, dataset, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "save_outputs", lambda *_: (_ for _ in ()).throw(RuntimeError("stop here")))
+        run_spec["training"]["checkpoint_seconds"] = 0
+        with pytest.raises(RuntimeError, match="stop here"):
+            training.train(run_spec, dataset, folder)
+    assert len(list(folder.glob("checkpoint-*.pt"))) == 1
+    run_spec["training"]["lr"] = 5e-4
+    training.train(run_spec, dataset, folder)
+    training.train(run_spec, dataset, tmp_path / "fresh")
+    assert bits(folder) == bits(tmp_path / "fresh")
+
+
+# The command line
+
+
+@pytest.mark.parametrize("words", [(), ("train",), ("data",), ("records",), ("table",), ("figure",), ("ledger",), ("predictor",)])
+def test_every_verb_explains_itself(flarepp, words):
+    answer = flarepp(*words, "--help")
+    assert answer.returncode == 0 and "usage: python -m flarepp" in answer.stdout
+
+
+@pytest.mark.parametrize("content, words", [
+    (None, "does not exist|No such file"), ("{", "not valid JSON"), ("[1]", "expected a JSON object")])
+def test_a_bad_spec_file_is_one_clear_error(flarepp, tmp_path, content, words):
+    path = tmp_path / "spec.json"
+    if content is not None:
+        path.write_text(content)
+    answer = flarepp("train", path, "--data", tmp_path / "x.h5")
+    assert answer.returncode == 2 and "Traceback" not in answer.stderr
+    assert any(word in answer.stderr for word in words.split("|")) and "spec.json" in answer.stderr
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "not HDF5", "incomplete", "altered"])
+def test_a_damaged_store_is_one_clear_error(flarepp, run_spec, dataset, tmp_path, damage):
+    if damage == "missing":
+        dataset.unlink()
+    elif damage == "truncated":
+        dataset.write_bytes(dataset.read_bytes()[:3000])
+    elif damage == "not HDF5":
+        dataset.write_text("<html>404</html>")
+    else:
+        with h5py.File(dataset, "r+") as file:
+            if damage == "incomplete":
+                del file.attrs["complete"]
+            else:
+                file["train/target"][0, 0, 0] += 1
+    answer = flarepp("train", write_spec(tmp_path / "run", run_spec), "--data", dataset)
+    assert answer.returncode == 2 and "Traceback" not in answer.stderr and "elasticity.h5" in answer.stderr
+    assert not (tmp_path / "run" / "metrics.json").exists()
