@@ -35,6 +35,10 @@ def bits(run_dir) -> dict:
     return {"metrics": kept, "history": (run_dir / "history.csv").read_text(), "arrays": arrays, "weights": weights}
 
 
+def history(run_dir) -> list[dict]:
+    return list(csv.DictReader((run_dir / "history.csv").read_text().splitlines()))
+
+
 def write_spec(folder, spec):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spec.json"
@@ -152,7 +156,7 @@ def test_a_run_leaves_a_complete_record(run_spec, dataset, tmp_path, benchmark):
     assert metrics["steps"] == 24 and metrics["skipped_steps"] == 0 and metrics["wall_time_s"] > 0
     assert provenance["dataset"]["fingerprint"] == benchmark.fingerprint
     assert provenance["precision"] == {"autocast": False, "float32_matmul": "highest", "parameters": "torch.float32"}
-    rows = list(csv.DictReader(open(tmp_path / "run" / "history.csv")))
+    rows = history(tmp_path / "run")
     evaluated = [float(row["test_last"]) for row in rows if row["test_last"]]
     assert len(rows) == 24 and len(evaluated) == 10 and int(rows[-1]["step"]) == 24
     assert metrics["best_test"] == min(evaluated) and metrics["last"] == evaluated[-1]
@@ -212,7 +216,7 @@ def test_every_epoch_is_a_fresh_permutation_without_the_short_batch(run_spec, da
 
 def test_learning_rate_of_the_history_is_the_schedules(run_spec, dataset, tmp_path):
     training.train(run_spec, dataset, tmp_path / "run")
-    rates = [float(row["lr"]) for row in csv.DictReader(open(tmp_path / "run" / "history.csv"))]
+    rates = [float(row["lr"]) for row in history(tmp_path / "run")]
     assert rates[0] == pytest.approx(1e-3 / 1e4) and rates[-1] == pytest.approx(1e-3 / 1e4 / 1e4)
     assert 0.99e-3 < max(rates) <= 1e-3 and rates.index(max(rates)) == 2  # the peak lies at step 0.1 * 24 - 1
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 
 
 def unknown(what: str, got: object, allowed: Iterable[object]) -> str:
@@ -12,3 +13,17 @@ def unknown(what: str, got: object, allowed: Iterable[object]) -> str:
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
     return f"{what} {got!r} is unknown{hint} Allowed: {', '.join(names) or 'none'}"
+
+
+def check_arguments(what: str, function: Callable, given: Iterable[str]) -> None:
+    """ValueError when `function` does not take one of the keywords `given`, or needs another one."""
+    given = set(given)
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    takes_any = len(names) < len(parameters)
+    for key in sorted(given - set(names)):
+        if not takes_any:
+            raise ValueError(f"{what}: {unknown('option', key, names)}")
+    missing = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given]
+    if missing:
+        raise ValueError(f"{what} needs {', '.join(missing)}")

@@ -79,8 +79,8 @@ def expand(config: dict) -> Plan:
     chosen = next(iter(by_dataset.values()))
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
     plan = Plan(scale, chosen["shown_error"], datasets, {}, {}, {})
-    known: dict[str, str] = {}  # spec -> run folder, so that a run two suites share stands once
-    for suite in chosen["suites"]:
+    known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
+    for suite in sorted(chosen["suites"], key=lambda name: (len(chosen["suites"][name].get("axes", {})), name)):
         plan.suites[suite] = list(_suite_entries(plan, known, suite, chosen, by_dataset))
     return plan
 

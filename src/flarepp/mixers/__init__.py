@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import nn
 
-from flarepp.errors import unknown
+from flarepp.errors import check_arguments, unknown
 
 
 def mixer_names() -> tuple[str, ...]:
@@ -34,11 +34,5 @@ def build_mixer(name: str, *, channel_dim: int, num_heads: int, norm: str = "lay
     parameters = inspect.signature(mixer).parameters
     given = {"channel_dim": channel_dim, "num_heads": num_heads, "norm": norm}
     given |= {key: value for key, value in {"seq_len": seq_len, "grid": grid}.items() if key in parameters}
-    for key in options:
-        if key not in parameters:
-            raise ValueError(f"mixer {name!r}: " + unknown("option", key, (p for p in parameters if p not in given)))
-    missing = [key for key, parameter in parameters.items()
-               if parameter.default is parameter.empty and key not in given | options]
-    if missing:
-        raise ValueError(f"mixer {name!r} needs {', '.join(missing)}")
+    check_arguments(f"mixer {name!r}", mixer, given | options)
     return mixer(**given, **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from flarepp.errors import unknown
+from flarepp.errors import check_arguments, unknown
 
 
 def model_names() -> tuple[str, ...]:
@@ -25,4 +25,7 @@ def build_model(name: str, *, in_dim: int, out_dim: int, grid: tuple[int, ...] |
     """
     if name not in model_names():
         raise ValueError(unknown("model", name, model_names()))
-    return importlib.import_module(f"flarepp.models.{name}").Model(in_dim=in_dim, out_dim=out_dim, grid=grid, **options)
+    model = importlib.import_module(f"flarepp.models.{name}").Model
+    given = {"in_dim": in_dim, "out_dim": out_dim, "grid": grid, **options}
+    check_arguments(f"model {name!r}", model, given)
+    return model(**given)

@@ -1,0 +1,189 @@
+"""The complete DAG at scale smoke, in a copy whose path has a space: outputs, bits, and what re-runs when."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import PROJECT
+from flarepp.record import read_records
+
+ARTEFACTS = [
+    *(f"results/smoke/tables/{name}.{kind}" for name in ("table1", "table4", "table5") for kind in ("tex", "csv", "md")),
+    *(f"paper_figures/smoke/{name}.{kind}" for name in ("figure4", "figure6", "figure7") for kind in ("pdf", "png")),
+    *(f"results/smoke/ledger.{kind}" for kind in ("md", "csv", "tex")), "results/smoke/records.csv"]
+
+
+def snakemake(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    """Plain snakemake in `folder`, with the copy's own package first."""
+    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run([sys.executable, "-m", "snakemake", "--cores", "all", *words], cwd=folder, env=environment,
+                          capture_output=True, text=True, timeout=900)
+
+
+def planned(folder: Path, *words: str) -> list[str]:
+    """Messages of the jobs that a dry run lists."""
+    answer = snakemake(folder, "-n", "--scheduler", "greedy", *words)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return re.findall(r"^Job \d+: (.+)$", answer.stdout + answer.stderr, flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    """The project as a clone holds it, run once at scale smoke."""
+    folder = tmp_path_factory.mktemp("pipeline") / "a path with spaces"
+    folder.mkdir()
+    for name in ("Snakefile", "config.yaml"):
+        shutil.copy(PROJECT / name, folder)
+    for name in ("workflow", "src"):
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("scale: quick", "scale: smoke", 1))
+    answer = snakemake(folder, "--scheduler", "greedy")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return folder
+
+
+@pytest.fixture
+def restored(copy):
+    """The copy; files a test edits are put back, times included."""
+    kept = {path: (path.read_bytes(), path.stat()) for path in [copy / "config.yaml", *(copy / "src").rglob("*.py")]}
+    yield copy
+    for path, (content, stat) in kept.items():
+        if path.read_bytes() != content or path.stat().st_mtime_ns != stat.st_mtime_ns:
+            path.write_bytes(content)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_every_artefact_exists_and_holds_something(copy):
+    assert [name for name in ARTEFACTS if not (copy / name).exists() or (copy / name).stat().st_size == 0] == []
+
+
+def test_records_hold_every_run_once_a_suite(copy):
+    records = read_records(copy / "results/smoke/records.csv")
+    assert set(records["status"]) == {"ok"} and set(records["suite"]) == {"table1", "figure4"}
+    runs = records[records["metric"] == "last"].groupby("suite")["run"].count()
+    assert runs.to_dict() == {"table1": 16, "figure4": 24}
+    assert not records.duplicated(["suite", "run", "metric"]).any()
+    on_disk = {str(path.parent.relative_to(copy)) for path in copy.glob("results/smoke/runs/**/metrics.json")}
+    assert set(records["run"]) == on_disk
+
+
+def test_nothing_to_do_the_second_time_and_quickly(copy):
+    started = time.monotonic()
+    answer = snakemake(copy)
+    assert answer.returncode == 0 and "Nothing to be done" in answer.stdout + answer.stderr
+    assert time.monotonic() - started < 6
+
+
+def test_touching_files_runs_nothing(restored):
+    for path in (restored / "config.yaml", restored / "src/flarepp/mixers/flarepp.py"):
+        path.touch()
+    assert planned(restored) == []
+
+
+def test_an_unrelated_key_runs_nothing(restored):
+    config = yaml.safe_load((restored / "config.yaml").read_text())
+    config["defaults"]["training"]["steps"]["desk"] = 4000
+    (restored / "config.yaml").write_text(yaml.safe_dump(config))  # other order of keys, no comments
+    assert planned(restored) == []
+
+
+def trained(jobs: list[str]) -> set[str]:
+    return {job.removeprefix("train results/smoke/runs/") for job in jobs if job.startswith("train ")}
+
+
+def all_runs(copy: Path) -> set[str]:
+    return {str(path.parent.relative_to(copy / "results/smoke/runs")) for path in copy.glob("results/smoke/runs/**/history.csv")}
+
+
+def test_a_models_key_runs_that_model_and_what_depends_on_it(copy):
+    overlay = copy / "overlay.yaml"
+    overlay.write_text(yaml.safe_dump({"models": {"flarepp": {"training": {"lr": 5e-4}}}}))
+    jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
+    assert trained(jobs) == {run for run in all_runs(copy) if "/flarepp/" in run} != set()
+    assert {"table1", "figure4", "figure6", "figure7", "claims ledger"} <= set(jobs)
+    assert not any(job.startswith(("dataset", "trivial")) for job in jobs)
+
+
+def test_a_datasets_key_runs_that_dataset(copy):
+    overlay = copy / "overlay.yaml"
+    overlay.write_text(yaml.safe_dump({"datasets": {"darcy": {"data": {"seed": 1}}}}))
+    jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
+    assert trained(jobs) == {run for run in all_runs(copy) if "/darcy/" in run}
+    assert [job for job in jobs if job.startswith("dataset")] == ["dataset darcy"]
+
+
+@pytest.mark.parametrize("file, part", [
+    ("mixers/flarepp.py", "/flarepp/"), ("mixers/full.py", "/full/"), ("solvers/darcy.py", "/darcy/"),
+    ("data/elasticity.py", "/elasticity/"), ("attention.py", "/")])
+def test_editing_a_source_runs_exactly_its_runs(restored, file, part):
+    path = restored / "src/flarepp" / file
+    path.write_text(path.read_text() + "\n# an edit\n")
+    assert trained(planned(restored)) == {run for run in all_runs(restored) if part in run}
+
+
+def test_editing_a_figure_redraws_it_alone(restored):
+    path = restored / "src/flarepp/paper/figures/figure4.py"
+    path.write_text(path.read_text() + "\n# an edit\n")
+    assert [job for job in planned(restored) if not job.startswith("rule")] == ["figure4"]
+
+
+def test_one_artefact_is_a_target(copy):
+    jobs = planned(copy, "figure6", "--forceall")
+    assert "figure6" in jobs and not {"figure4", "table1", "claims ledger"} & set(jobs)
+    assert all("table1/" in run for run in trained(jobs))
+
+
+def test_paper_scale_is_listed_within_ten_seconds(copy):
+    started = time.monotonic()
+    jobs = planned(copy, "--config", "scale=paper")
+    assert time.monotonic() - started < 10
+    assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 40
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["--config", "scale=papre"], "did you mean 'paper'"),
+    (["--config", "defaults={training: {lrr: 1}}"], "did you mean 'lr'"),
+    (["--config", "seeds=0"], "seeds"),
+])
+def test_a_broken_configuration_stops_before_any_job(copy, words, expected):
+    answer = snakemake(copy, *words)
+    output = answer.stdout + answer.stderr
+    assert answer.returncode != 0 and expected in output
+    assert "Traceback" not in output and not re.search(r"^Job \d+", output, flags=re.MULTILINE)
+
+
+def test_missing_published_files_are_one_clear_error(copy):
+    answer = snakemake(copy, "results/paper/data/darcy.h5", "--config", "scale=paper", "--show-failed-logs")
+    output = answer.stdout + answer.stderr
+    assert answer.returncode != 0 and "data.root: the folder 'data' does not exist" in output
+    assert "Traceback" not in output and not (copy / "results/paper/data/darcy.h5").exists()
+
+
+def test_published_files_dropped_into_a_folder_are_read_by_the_same_reader(copy):
+    """Files in the published layout below data.root, here those the generator wrote."""
+    shutil.copytree(copy / "results/smoke/data/generated", copy / "dropped", dirs_exist_ok=True)
+    overlay = copy / "overlay.yaml"
+    overlay.write_text(yaml.safe_dump({"data": {"source": "path", "root": "dropped"}}))
+    target = "results/smoke/data/elasticity.h5"
+    before = (copy / target).read_bytes()
+    answer = snakemake(copy, target, "--configfile", "config.yaml", str(overlay))
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert (copy / target).read_bytes() == before
+
+
+def test_report_opens_offline_with_every_artefact(copy):
+    answer = snakemake(copy, "--report", "report.html")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    page = (copy / "report.html").read_text()
+    for name in ("table1", "table4", "table5", "figure4", "figure6", "figure7", "ledger", "darcy.json"):
+        assert name in page

@@ -1,0 +1,64 @@
+"""What the README shows works: the example mixer, added to a copy as a file and an entry, becomes runs and trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from conftest import PROJECT
+from flarepp.record import read_json
+
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+EXPAND = """
+import sys, yaml
+from flarepp.spec import expand
+runs = expand(yaml.safe_load(open("config.yaml"))).runs
+print(next(run.json for path, run in runs.items() if "/mean/" in path and "/elasticity/" in path))
+"""
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of package and schema with the README's mixer file."""
+    folder = tmp_path / "copy"
+    for name in ("src", "workflow"):
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL).group(1)
+    assert len(code.splitlines()) <= 25
+    (folder / "src/flarepp/mixers/mean.py").write_text(code)
+    return folder
+
+
+def call(folder, *words):
+    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def test_the_example_mixer_becomes_runs_and_trains(copy, config, dataset, tmp_path):
+    entry = re.search(r"`mean: (\{.*?\})`", README).group(1)
+    config["models"]["mean"] = yaml.safe_load(entry)
+    config["suites"]["table1"]["models"].append("mean")
+    (copy / "config.yaml").write_text(yaml.safe_dump(config | {"scale": "smoke"}))
+    spec = json.loads(call(copy, "-c", EXPAND))
+    assert spec["model"]["mixer"] == "mean" and "num_latents" not in spec["model"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "spec.json").write_text(json.dumps(spec))
+    call(copy, "-m", "flarepp", "train", str(tmp_path / "run" / "spec.json"), "--data", str(dataset))
+    assert read_json(tmp_path / "run" / "metrics.json")["status"] == "ok"
+
+
+def test_every_named_target_and_file_exists():
+    snakefiles = "".join(path.read_text() for path in (PROJECT / "workflow/rules").glob("*.smk"))
+    for target in re.search(r"one artefact: ([a-z0-9, ]+)", README).group(1).split(", "):
+        assert f'"{target}"' in snakefiles or f"rule {target}:" in snakefiles, target
+    for name in set(re.findall(r"`((?:src|tests|workflow)/[\w/.]+)`", README)) - {"src/flarepp/mixers/mean.py"}:
+        assert (PROJECT / name).exists(), name
