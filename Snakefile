@@ -28,7 +28,5 @@ include: "workflow/rules/paper.smk"
 rule all:
     default_target: True
     input:
-        TABLE_FILES,
-        FIGURE_FILES,
-        LEDGER_FILES,
-        f"results/{SCALE}/records.csv",
+        [getattr(rules, name).output for name in (*TABLES, *FIGURES, "ledger")],
+        f"{RESULTS}/records.csv",

@@ -5,18 +5,18 @@ rule dataset:
     input:
         code=lambda wildcards: spec.sources(f"flarepp.data.{wildcards.dataset}"),
     output:
-        store=f"{PAPER}/data/{{dataset}}.h5",
-        card=report(f"{PAPER}/data/{{dataset}}.json", category="Data", caption="../report/dataset.rst"),
-    params:
-        spec=lambda wildcards: PLAN.dataset_json(wildcards.dataset),
-        generated=f"{PAPER}/data/generated",
+        store=f"{RESULTS}/data/{{dataset}}.h5",
+        card=report(f"{RESULTS}/data/{{dataset}}.json", category="Data", caption="../report/dataset.rst"),
+    log:
+        f"{RESULTS}/logs/data/{{dataset}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/data/{{dataset}}.tsv"
     threads: 1
     resources:
         mem_mb=4000,
-    log:
-        f"{PAPER}/logs/data/{{dataset}}.log",
-    benchmark:
-        f"{PAPER}/benchmarks/data/{{dataset}}.tsv"
+    params:
+        spec=lambda wildcards: PLAN.dataset_json(wildcards.dataset),
+        generated=f"{RESULTS}/data/generated",
     message:
         "dataset {wildcards.dataset}"
     shell:

@@ -1,86 +1,73 @@
-# The paper layer: pure functions of records (and of the predictions that stand beside them).
+# The paper layer: pure functions of records (and of the predictions that stand beside them). One rule an artefact, so that
+# `snakemake table1` builds it and the report shows its own caption.
+
+SHOWN = f"--shown {PLAN.shown} --scale {SCALE}"
 
 
-rule table:
-    input:
-        records=lambda wildcards: f"{PAPER}/records/{TABLES[wildcards.table]}.csv",
-        code=lambda wildcards: paper_code(f"tables.{wildcards.table}"),
-    output:
-        tex=f"{PAPER}/tables/{{table}}.tex",
-        csv=f"{PAPER}/tables/{{table}}.csv",
-        md=report(f"{PAPER}/tables/{{table}}.md", category="Tables", caption="../report/{table}.rst"),
-    params:
-        shown=PLAN.shown,
-        scale=SCALE,
-        folder=f"{PAPER}/tables",
-    log:
-        f"{PAPER}/logs/paper/{{table}}.log",
-    message:
-        "{wildcards.table}"
-    shell:
-        "python -m flarepp table {wildcards.table} --records {input.records:q} --out {params.folder:q}"
-        " --shown {params.shown} --scale {params.scale} > {log:q} 2>&1"
-
-
-rule figure:
-    input:
-        records=lambda wildcards: f"{PAPER}/records/{FIGURES[wildcards.figure]}.csv",
-        code=lambda wildcards: paper_code(f"figures.{wildcards.figure}"),
-    output:
-        pdf=f"paper_figures/{SCALE}/{{figure}}.pdf",
-        png=report(f"paper_figures/{SCALE}/{{figure}}.png", category="Figures", caption="../report/{figure}.rst"),
-    params:
-        shown=PLAN.shown,
-        scale=SCALE,
-        folder=f"paper_figures/{SCALE}",
-    log:
-        f"{PAPER}/logs/paper/{{figure}}.log",
-    message:
-        "{wildcards.figure}"
-    shell:
-        "python -m flarepp figure {wildcards.figure} --records {input.records:q} --out {params.folder:q}"
-        " --shown {params.shown} --scale {params.scale} > {log:q} 2>&1"
-
-
-rule ledger_files:
-    input:
-        records=f"{PAPER}/records.csv",
-        code=paper_code("ledger"),
-        claims="src/flarepp/paper/claims.yaml",
-    output:
-        md=report(f"{PAPER}/ledger.md", category="Ledger", caption="../report/ledger.rst"),
-        csv=f"{PAPER}/ledger.csv",
-        tex=f"{PAPER}/ledger.tex",
-    params:
-        shown=PLAN.shown,
-        scale=SCALE,
-        folder=PAPER,
-    log:
-        f"{PAPER}/logs/paper/ledger.log",
-    message:
-        "claims ledger"
-    shell:
-        "python -m flarepp ledger --records {input.records:q} --out {params.folder:q}"
-        " --shown {params.shown} --scale {params.scale} > {log:q} 2>&1"
-
-
-# Targets by name.
-for name in TABLES:
+for name, suite in TABLES.items():
 
     rule:
-        name: name
+        name:
+            name
         input:
-            expand(f"{PAPER}/tables/{name}.{{kind}}", kind=["tex", "csv", "md"]),
+            records=f"{RESULTS}/records/{suite}.csv",
+            code=paper_code(f"tables.{name}"),
+        output:
+            tex=f"{RESULTS}/tables/{name}.tex",
+            csv=f"{RESULTS}/tables/{name}.csv",
+            md=report(f"{RESULTS}/tables/{name}.md", category="Tables", caption=f"../report/{name}.rst"),
+        log:
+            f"{RESULTS}/logs/paper/{name}.log",
+        params:
+            name=name,
+            folder=f"{RESULTS}/tables",
+            shown=SHOWN,
+        message:
+            "{params.name}"
+        shell:
+            "python -m flarepp table {params.name} --records {input.records:q} --out {params.folder:q} {params.shown}"
+            " > {log:q} 2>&1"
 
 
-for name in FIGURES:
+for name, suite in FIGURES.items():
 
     rule:
-        name: name
+        name:
+            name
         input:
-            expand(f"paper_figures/{SCALE}/{name}.{{kind}}", kind=["pdf", "png"]),
+            records=f"{RESULTS}/records/{suite}.csv",
+            code=paper_code(f"figures.{name}"),
+        output:
+            pdf=f"{FIGURE_FOLDER}/{name}.pdf",
+            png=report(f"{FIGURE_FOLDER}/{name}.png", category="Figures", caption=f"../report/{name}.rst"),
+        log:
+            f"{RESULTS}/logs/paper/{name}.log",
+        params:
+            name=name,
+            folder=FIGURE_FOLDER,
+            shown=SHOWN,
+        message:
+            "{params.name}"
+        shell:
+            "python -m flarepp figure {params.name} --records {input.records:q} --out {params.folder:q} {params.shown}"
+            " > {log:q} 2>&1"
 
 
 rule ledger:
     input:
-        LEDGER_FILES,
+        records=f"{RESULTS}/records.csv",
+        code=paper_code("ledger"),
+        claims="src/flarepp/paper/claims.yaml",
+    output:
+        md=report(f"{RESULTS}/ledger.md", category="Ledger", caption="../report/ledger.rst"),
+        csv=f"{RESULTS}/ledger.csv",
+        tex=f"{RESULTS}/ledger.tex",
+    log:
+        f"{RESULTS}/logs/paper/ledger.log",
+    params:
+        folder=RESULTS,
+        shown=SHOWN,
+    message:
+        "claims ledger"
+    shell:
+        "python -m flarepp ledger --records {input.records:q} --out {params.folder:q} {params.shown} > {log:q} 2>&1"

@@ -3,7 +3,7 @@
 
 
 def dataset_of(run):
-    return f"{PAPER}/data/{run.spec['dataset']['name']}"
+    return f"{RESULTS}/data/{run.spec['dataset']['name']}"
 
 
 rule train:
@@ -17,15 +17,15 @@ rule train:
         history="{run}/history.csv",
         predictions="{run}/predictions.h5",
         weights="{run}/model.safetensors",
-    params:
-        spec=lambda wildcards: PLAN.runs[wildcards.run].json,
-    threads: lambda wildcards: PLAN.runs[wildcards.run].spec["training"]["num_threads"]
-    resources:
-        mem_mb=4000,
     log:
         "{run}/train.log",
     benchmark:
         "{run}/benchmark.tsv"
+    threads: lambda wildcards: PLAN.runs[wildcards.run].spec["training"]["num_threads"]
+    resources:
+        mem_mb=4000,
+    params:
+        spec=lambda wildcards: PLAN.runs[wildcards.run].json,
     message:
         "train {wildcards.run}"
     shell:
@@ -41,11 +41,11 @@ rule predictor:
     output:
         spec="{predictor}/spec.json",
         metrics=ensure("{predictor}/metrics.json", non_empty=True),
-    params:
-        spec=lambda wildcards: PLAN.predictors[wildcards.predictor].json,
-    threads: 1
     log:
         "{predictor}/predictor.log",
+    threads: 1
+    params:
+        spec=lambda wildcards: PLAN.predictors[wildcards.predictor].json,
     message:
         "trivial predictor {wildcards.predictor}"
     shell:
@@ -58,11 +58,11 @@ rule suite_records:
         metrics=lambda wildcards: [f"{run}/metrics.json" for run in PLAN.suite_runs(wildcards.suite)],
         code=spec.sources("flarepp.record"),
     output:
-        f"{PAPER}/records/{{suite}}.csv",
+        f"{RESULTS}/records/{{suite}}.csv",
+    log:
+        f"{RESULTS}/logs/records/{{suite}}.log",
     params:
         plan=lambda wildcards: PLAN.suite_json(wildcards.suite),
-    log:
-        f"{PAPER}/logs/records/{{suite}}.log",
     message:
         "records of {wildcards.suite}"
     shell:
@@ -71,11 +71,11 @@ rule suite_records:
 
 rule records:
     input:
-        expand(f"{PAPER}/records/{{suite}}.csv", suite=PLAN.suites),
+        expand(f"{RESULTS}/records/{{suite}}.csv", suite=PLAN.suites),
     output:
-        f"{PAPER}/records.csv",
+        f"{RESULTS}/records.csv",
     log:
-        f"{PAPER}/logs/records/all.log",
+        f"{RESULTS}/logs/records/all.log",
     message:
         "records of all suites"
     shell:
