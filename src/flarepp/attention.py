@@ -18,13 +18,14 @@ from torch.autograd.function import once_differentiable
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
+WIDEST_FLASH_HEAD = 248
 
 
 def kernel_for(device_type: str, dtype: torch.dtype, head_dim: int, masked: bool) -> str:
     """Name the kernel that serves these inputs: "cpu_flash", "cuda_flash", "cuda_efficient" or "unfused".
 
-    CUDA flash takes half precision without a mask and head widths up to 256; memory-efficient takes the rest of FP16, BF16
-    and FP32. "unfused" is FP64 on CUDA, which no fused kernel takes: it stores [M, N] and serves only exactness checks.
+    CUDA flash takes half precision without a mask and head widths up to 248 (its limit is 256, and the gradient of lse adds 8
+    channels); memory-efficient takes the rest of FP16, BF16 and FP32. "unfused" is FP64 on CUDA, which no fused kernel takes: it stores [M, N] and serves only exactness checks.
     Raises ValueError for a device or dtype that no kernel takes.
     """
     if dtype not in (*HALF, torch.float32, torch.float64):
@@ -35,7 +36,7 @@ def kernel_for(device_type: str, dtype: torch.dtype, head_dim: int, masked: bool
         raise ValueError(f"attention on device {device_type!r}: allowed are 'cpu' and 'cuda'")
     if dtype == torch.float64:
         return "unfused"
-    return "cuda_flash" if dtype in HALF and not masked and head_dim <= 256 else "cuda_efficient"
+    return "cuda_flash" if dtype in HALF and not masked and head_dim <= WIDEST_FLASH_HEAD else "cuda_efficient"
 
 
 def _cpu_flash(q, k, v, bias, scale):
@@ -65,8 +66,6 @@ def _cuda_efficient(q, k, v, bias, scale):
 
 
 def _cuda_efficient_backward(grad, q, k, v, bias, out, lse, extra, scale):
-    padding = _padded(q.shape[2], 32) - lse.shape[-1]
-    lse = F.pad(lse, (0, padding)) if padding > 0 else lse
     wanted = [True, True, True, False]
     return aten._scaled_dot_product_efficient_attention_backward(
         grad, q, k, v, _full_bias(bias, q, k), out, lse, *extra, 0.0, wanted, scale=scale)[:3]
@@ -176,14 +175,15 @@ def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: 
     Values behind the mask may be anything, NaN included. Raises ValueError for shapes or dtypes that do not fit.
     """
     q, k, v = _prepare(q, k, v)
+    if key_mask is not None and (key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool):
+        raise ValueError(f"key_mask must be bool [B, N] = {(k.shape[0], k.shape[2])}; "
+                         f"got {key_mask.dtype} {tuple(key_mask.shape)}")
     if k.shape[2] == 0 or q.numel() == 0:  # the CPU kernel divides by the number of keys
         lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        nothing = q.new_full(q.shape[:3], -math.inf, dtype=lse_dtype)
-        return q * 0 + k.sum(2, keepdim=True) + v.sum(2, keepdim=True), nothing
+        everywhere = torch.ones((), dtype=torch.bool, device=q.device)
+        out = q.masked_fill(everywhere, 0) + k.sum(2, keepdim=True) + v.sum(2, keepdim=True)
+        return out, out.sum(-1, dtype=lse_dtype).masked_fill(everywhere, -math.inf)
     if key_mask is not None:
-        if key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool:
-            raise ValueError(f"key_mask must be bool [B, N] = {(k.shape[0], k.shape[2])}; "
-                             f"got {key_mask.dtype} {tuple(key_mask.shape)}")
         k, v = (t.masked_fill(~key_mask[:, None, :, None], 0) for t in (k, v))  # 0 * NaN is NaN
     head_dim = q.shape[-1]
     if q.device.type == "cuda" and head_dim % 8:  # the CUDA kernels want multiples of 8; zero channels change nothing

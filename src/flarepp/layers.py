@@ -65,7 +65,7 @@ def latent_tokens(num_heads: int, num_latents: int, head_dim: int) -> nn.Paramet
 
 def head_width(channel_dim: int, num_heads: int) -> int:
     """D = C / H; ValueError when H does not divide C."""
-    if channel_dim % num_heads:
+    if num_heads < 1 or channel_dim % num_heads:
         raise ValueError(f"channel_dim {channel_dim} is not divisible by num_heads {num_heads}")
     return channel_dim // num_heads
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import nn
 
 from flarepp.errors import check_arguments, unknown
+from flarepp.layers import NORMS
 
 
 def mixer_names() -> tuple[str, ...]:
@@ -30,6 +31,8 @@ def build_mixer(name: str, *, channel_dim: int, num_heads: int, norm: str = "lay
     """
     if name not in mixer_names():
         raise ValueError(unknown("mixer", name, mixer_names()))
+    if norm not in NORMS:
+        raise ValueError(unknown("norm", norm, NORMS))
     mixer = importlib.import_module(f"flarepp.mixers.{name}").Mixer
     parameters = inspect.signature(mixer).parameters
     given = {"channel_dim": channel_dim, "num_heads": num_heads, "norm": norm}

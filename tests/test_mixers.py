@@ -1,0 +1,458 @@
+"""Every mixer of the folder: twin, padding, equivariance, rank, initialisation, errors; the backbone."""
+
+import importlib
+import inspect
+import math
+
+import pytest
+import torch
+from reference import TWINS, UNFUSED, Recorder, normalise, normalised
+from torch import nn
+
+from flarepp.layers import NORMS
+from flarepp.mixers import build_mixer, mixer_names
+from flarepp.models import build_model
+
+CHANNELS, HEADS, LATENTS, TOKENS = 12, 3, 4, 9
+RANDOM = {"eval_noise"}  # switches that make a mixer's output random
+LOW_RANK = [name for name in mixer_names() if name.startswith("flare")]
+DYNAMIC = [name for name in LOW_RANK if name.startswith("flarepp")]
+
+
+def parameters_of(name):
+    mixer = importlib.import_module(f"flarepp.mixers.{name}").Mixer
+    return {key: value for key, value in inspect.signature(mixer).parameters.items()
+            if key not in ("channel_dim", "num_heads", "norm")}
+
+
+def sizes(name):
+    """Every constructor argument without a default; seq_len and grid describe TOKENS tokens."""
+    given = {"seq_len": TOKENS, "grid": (3, TOKENS // 3)}
+    return {key: given.get(key, LATENTS) for key, parameter in parameters_of(name).items()
+            if parameter.default is parameter.empty or key in given}
+
+
+def variants(name):
+    """The defaults, each switch flipped, and all switches flipped."""
+    flipped = {key: not parameter.default for key, parameter in parameters_of(name).items()
+               if isinstance(parameter.default, bool) and key not in RANDOM}
+    singles = [{key: value} for key, value in flipped.items()]
+    return [{}, *singles, *([flipped] if len(flipped) > 1 else [])]
+
+
+def cases(names, norms=tuple(NORMS)):
+    return [pytest.param(name, norm, switches, id="-".join([name, norm, *switches]))
+            for name in names for norm in norms for switches in variants(name)]
+
+
+def sees_positions(name):
+    return bool({"seq_len", "grid"} & set(parameters_of(name)))
+
+
+def lively(module, seed=0):
+    """FP64 with parameters far from their initial values, so that every term of a formula shows."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.double().parameters():
+            parameter += 0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return module.eval()
+
+
+def mixer_of(name, norm="layernorm", **switches):
+    torch.manual_seed(0)
+    options = sizes(name) | switches
+    return lively(build_mixer(name, channel_dim=CHANNELS, num_heads=HEADS, norm=norm, **options))
+
+
+def tokens(batch=2, count=TOKENS, channels=CHANNELS, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, count, channels, generator=generator, dtype=torch.float64)
+
+
+def ragged_mask():
+    """Padding at the end, in the middle and at the start; the last sample has no token at all."""
+    mask = torch.ones(4, TOKENS, dtype=torch.bool)
+    mask[0, 5:], mask[1, 2:5], mask[2, 0], mask[3] = False, False, False, False
+    return mask
+
+
+def relative(ours, theirs, floor=0.0):
+    return ((ours - theirs).abs().max() / max(theirs.abs().max().item(), floor)).item()
+
+
+def test_the_folder_is_the_registry():
+    assert {"flare", "flarepp", "flarepp_anchored", "flarepp_shared", "full"} <= set(mixer_names())
+    assert list(mixer_names()) == sorted(mixer_names()) and "__init__" not in mixer_names()
+
+
+# --- the twin
+
+
+@pytest.mark.parametrize("name, norm, switches", cases(TWINS))
+def test_outputs_and_gradients_equal_the_twin(name, norm, switches):
+    mixer, x = mixer_of(name, norm, **switches), tokens().requires_grad_()
+    parameters = dict(mixer.named_parameters())
+    direction = tokens(seed=2)
+    ours, theirs = mixer(x), TWINS[name](parameters, x, num_heads=HEADS, norm=norm, **switches)
+    assert relative(ours, theirs) <= 1e-10
+    leaves = [x, *parameters.values()]
+    found, expected = (torch.autograd.grad((y * direction).sum(), leaves) for y in (ours, theirs))
+    largest = max(grad.abs().max().item() for grad in expected)
+    for label, one, other in zip(["x", *parameters], found, expected, strict=True):
+        assert relative(one, other, 1e-6 * largest) <= 1e-8, label
+        shifts_all_keys = label.endswith(("key_proj.bias", "key_norm.bias"))  # softmax does not see it
+        assert other.abs().max() > 1e-4 * largest or shifts_all_keys, f"{label} is hardly tested"
+
+
+@pytest.mark.parametrize("name", LOW_RANK + ["full"])
+def test_only_fused_attention_runs(name):
+    mixer = mixer_of(name).float()
+    with Recorder() as recorder:
+        mixer(tokens().float()).sum().backward()
+    assert not UNFUSED & set(recorder.names)
+    kernels = recorder.attention()
+    assert len(kernels) == 2 * {"full": 1, "flare": 2}.get(name, 3)
+    fused = "_scaled_dot_product_flash_attention_for_cpu"
+    assert set(kernels) == {fused, fused + "_backward"}
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_memory_is_linear_in_the_tokens(name):
+    count = 300
+    mixer = build_mixer(name, channel_dim=8, num_heads=1, num_latents=64)
+    with Recorder() as recorder:
+        mixer(torch.randn(1, count, 8), torch.arange(count)[None] < 290).sum().backward()
+    assert recorder.largest <= count * 16 < count * 64
+
+
+# --- padding
+
+
+@pytest.mark.parametrize("name, norm, switches", cases(mixer_names()))
+def test_a_padded_batch_equals_its_samples_alone(name, norm, switches):
+    mixer, mask = mixer_of(name, norm, **switches), ragged_mask()
+    x = tokens(4)
+    together = mixer(x, mask)
+    assert (together[~mask] == 0).all() and not together.isnan().any()
+    for sample in range(3):
+        real = mask[sample]
+        alone = mixer(x[sample: sample + 1], mask[sample: sample + 1]) if sees_positions(name) else \
+            mixer(x[sample: sample + 1, real])
+        alone = alone[:, real] if sees_positions(name) else alone
+        assert relative(together[sample, real], alone[0]) <= 1e-12
+
+
+@pytest.mark.parametrize("name, norm, switches", cases(mixer_names()))
+def test_a_full_mask_changes_nothing(name, norm, switches):
+    mixer, x = mixer_of(name, norm, **switches), tokens()
+    assert relative(mixer(x, torch.ones(2, TOKENS, dtype=torch.bool)), mixer(x)) <= 1e-12
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -1e300])
+@pytest.mark.parametrize("name, norm, switches", cases(mixer_names(), ["layernorm"]))
+def test_padding_leaks_into_neither_outputs_nor_gradients(name, norm, switches, poison):
+    mixer, mask, results = mixer_of(name, norm, **switches), ragged_mask(), []
+    for value in (0.0, poison):
+        x = tokens(4).masked_fill(~mask[..., None], value).requires_grad_()
+        out = mixer(x, mask)
+        results.append((out, *torch.autograd.grad((out * tokens(4, seed=2)).sum(), [x, *mixer.parameters()])))
+    for clean, poisoned in zip(*results, strict=True):
+        assert torch.equal(clean, poisoned) and poisoned.isfinite().all()
+    assert (results[1][1][~mask] == 0).all() and (results[1][1][mask] != 0).any()
+
+
+# --- structure
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name, norm, switches",
+                         cases([name for name in mixer_names() if not sees_positions(name)], ["rmsnorm"]))
+def test_token_permutation_equivariance(name, norm, switches, masked):
+    mixer, x = mixer_of(name, norm, **switches), tokens(4)
+    mask = ragged_mask() if masked else None
+    order = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(3))
+    permuted = mixer(x[:, order], mask if mask is None else mask[:, order])
+    assert relative(permuted, mixer(x, mask)[:, order]) <= 1e-12
+
+
+@pytest.mark.parametrize("name", mixer_names())
+def test_samples_do_not_see_each_other(name):
+    mixer, x = mixer_of(name), tokens(3)
+    assert relative(mixer(x)[1:2], mixer(x[1:2])) <= 1e-12
+    changed = x.clone()
+    changed[0] += 1
+    assert torch.equal(mixer(changed)[1:], mixer(x)[1:])
+
+
+def calls_of(name, mixer, monkeypatch, replace=None):
+    """Watch the attention over tokens: the list of its (q, k, v). `replace(v)` stands in for the last v."""
+    calls, original = [], importlib.import_module(f"flarepp.mixers.{name}").attend
+    last = 1 if name in ("flare", "full") else 2
+
+    def encode(q, k, v, **options):
+        calls.append((q, k, v))
+        v = replace(v) if replace and len(calls) == last else v
+        return original(q, k, v, **options)
+
+    if name == "full":
+        monkeypatch.setattr(f"flarepp.mixers.{name}.attend", encode)
+    else:
+        mixer.encode = encode
+    return calls
+
+
+def mixing_rank(name, monkeypatch):
+    """Rank of the linear map from the values of one channel of head 0 to the outputs, routing held fixed."""
+    mixer, x, offset = mixer_of(name), tokens(1), torch.zeros(TOKENS, dtype=torch.float64)
+    bump = torch.zeros(1, HEADS, 1, CHANNELS // HEADS, dtype=torch.float64)
+    bump[0, 0, 0, 0] = 1
+
+    def output(shift):
+        with monkeypatch.context() as patch:
+            calls_of(name, mixer, patch, replace=lambda v: v + shift[None, None, :, None] * bump)
+            return mixer(x)[0]  # [N, C]
+
+    matrix = torch.autograd.functional.jacobian(output, offset)  # [N, C, N]
+    assert relative(output(offset + 2), output(offset) + 2 * matrix.sum(-1)) <= 1e-10  # linear in the values
+    return torch.linalg.matrix_rank(matrix.permute(1, 0, 2), rtol=1e-10).max().item()
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_the_mixing_matrix_has_rank_m(name, monkeypatch):
+    assert mixing_rank(name, monkeypatch) == LATENTS < TOKENS
+
+
+def test_full_attention_has_full_rank(monkeypatch):
+    assert mixing_rank("full", monkeypatch) == TOKENS
+
+
+def final_queries(name, x, monkeypatch):
+    mixer = mixer_of(name)
+    calls = calls_of(name, mixer, monkeypatch)
+    mixer(x)
+    return calls[-1][0]
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_only_flarepp_routes_by_the_tokens(name, monkeypatch):
+    first, second = (final_queries(name, tokens(1, seed=seed), monkeypatch) for seed in (1, 2))
+    assert first.shape == (1, HEADS, LATENTS, CHANNELS // HEADS)
+    assert torch.equal(first, second) == (name == "flare")
+    assert name not in DYNAMIC or relative(first, second) > 1e-2
+
+
+# --- initialisation
+
+
+def test_linear_weights_and_latents_start_from_small_normals():
+    for name in TWINS:
+        torch.manual_seed(1)
+        options = {} if name == "full" else {"num_latents": 64}
+        mixer = build_mixer(name, channel_dim=64, num_heads=4, **options)
+        for key, module in mixer.named_modules():
+            if isinstance(module, nn.Linear):
+                identity = name == "flarepp_anchored" and key in ("routing_proj", "key_proj", "value_proj")
+                noise = module.weight - torch.eye(64) if identity else module.weight
+                assert noise.std().item() == pytest.approx(0.02, rel=0.05), (name, key)
+                assert abs(noise.mean().item()) < 0.002 and (module.bias == 0).all(), (name, key)
+            if isinstance(module, tuple(NORMS.values())) and module.weight is not None:
+                assert (module.weight == 1).all()
+                assert getattr(module, "bias", None) is None or (module.bias == 0).all()
+        for key in {"seeds", "latents"} & set(dict(mixer.named_parameters())):
+            value = getattr(mixer, key)
+            assert value.shape == (4, 64, 16), (name, key)
+            assert value.std().item() == pytest.approx(0.02, rel=0.05), (name, key)
+
+
+def test_anchored_gates_start_at_a_quarter():
+    gates = build_mixer("flarepp_anchored", channel_dim=8, num_heads=2, num_latents=3).gate_logit
+    assert gates.shape == (2,) and (gates == 0.25).all()
+
+
+@pytest.mark.parametrize("name, norm, switches", cases(mixer_names()))
+def test_every_parameter_trains(name, norm, switches):
+    mixer = mixer_of(name, norm, **switches)
+    (mixer(tokens()) * tokens(seed=2)).sum().backward()
+    for key, parameter in mixer.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), key
+
+
+def count(name, norm, channels=32, num_heads=4, **options):
+    options = {} if name == "full" else {"num_latents": 8} | options
+    model = build_model("backbone", in_dim=2, out_dim=1, mixer=name, channel_dim=channels, num_blocks=3,
+                        num_heads=num_heads, ffn_ratio=2, norm=norm, **options)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("norm, per_norm", [("layernorm", 2), ("rmsnorm", 1)])
+def test_parameter_counts(norm, per_norm):
+    channels, head_dim, blocks = 32, 8, 3
+    projection, seed_norms, latents = channels**2 + channels, 2 * per_norm * head_dim, 4 * 8 * head_dim
+    flare = count("flare", norm)
+    assert count("flarepp", norm) - flare == blocks * (2 * projection + seed_norms)
+    assert count("flarepp", norm, seed_norm=False) - flare == blocks * 2 * projection
+    assert count("flarepp_shared", norm) - flare == blocks * seed_norms
+    assert count("flarepp_anchored", norm) - flare == blocks * (projection + seed_norms + latents + 4)
+    assert count("full", norm) - flare == blocks * (projection - latents)
+    ends = 2 * channels + channels + 6 * projection + channels + 1  # two residual MLPs with two hidden layers
+    mixer = 3 * projection + latents
+    ffn = 2 * 2 * channels**2 + 3 * channels
+    assert flare == ends + per_norm * channels + blocks * (mixer + ffn + 2 * per_norm * channels)
+
+
+# --- errors
+
+
+@pytest.mark.parametrize("name, options, words", [
+    ("flarep", {"num_latents": 4}, ["flarep'", "did you mean 'flare"]),
+    ("nothing_like_it", {}, ["nothing_like_it", "Allowed", *mixer_names()]),
+    ("__init__", {}, ["unknown"]),
+    ("flarepp", {"num_latents": 4, "seednorm": False}, ["flarepp", "'seednorm'", "did you mean 'seed_norm'"]),
+    ("flare", {"num_latents": 4, "seed_norm": False}, ["flare", "'seed_norm'", "Allowed", "qk_norm"]),
+    ("full", {"num_latents": 4}, ["full", "'num_latents'"]),
+    ("flarepp", {}, ["flarepp", "needs num_latents"]),
+    ("flare", {"num_latents": 4, "num_heads": 5}, ["12", "5", "divisible"]),
+])
+def test_build_mixer_errors(name, options, words):
+    with pytest.raises(ValueError) as error:
+        build_mixer(name, **{"channel_dim": CHANNELS, "num_heads": HEADS} | options)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("name", mixer_names())
+def test_every_mixer_refuses_an_unknown_norm(name):
+    with pytest.raises(ValueError, match="norm 'rmsnrom' is unknown; did you mean 'rmsnorm'"):
+        build_mixer(name, channel_dim=CHANNELS, num_heads=HEADS, norm="rmsnrom", **sizes(name))
+
+
+@pytest.mark.parametrize("name", mixer_names())
+def test_every_mixer_refuses_heads_that_do_not_divide_the_width(name):
+    with pytest.raises(ValueError, match="12.*5"):
+        build_mixer(name, channel_dim=CHANNELS, num_heads=5, **sizes(name))
+
+
+@pytest.mark.parametrize("name", mixer_names())
+def test_every_mixer_asks_for_its_sizes(name):
+    for key in sizes(name).keys() - {"seq_len", "grid"}:
+        others = {other: value for other, value in sizes(name).items() if other != key}
+        with pytest.raises(ValueError, match=f"{name}.*{key}"):
+            build_mixer(name, channel_dim=CHANNELS, num_heads=HEADS, **others)
+
+
+BACKBONE = {"in_dim": 3, "out_dim": 2, "mixer": "flarepp", "channel_dim": CHANNELS, "num_heads": HEADS,
+            "num_blocks": 2, "ffn_ratio": 2, "norm": "layernorm", "num_latents": LATENTS}
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"name": "backbones"}, ["backbones", "did you mean 'backbone'"]),
+    ({"mixer": "flarpp"}, ["flarpp", "did you mean 'flarepp'"]),
+    ({"num_latent": 4}, ["'num_latent'", "did you mean 'num_latents'"]),
+    ({"num_latents": None}, ["flarepp", "num_latents"]),
+    ({"norm": "layer"}, ["'layer'", "layernorm"]),
+    ({"num_heads": 5}, ["12", "5"]),
+    ({"ffn_ratio": None}, ["ffn_ratio"]),
+    ({"mixer": None}, ["mixer"]),
+    ({"ffn_ratio": None, "ffn_ration": 2}, ["ffn_ratio"]),
+], ids=str)
+def test_build_model_errors(changes, words):
+    options = {"name": "backbone"} | BACKBONE | changes
+    with pytest.raises(ValueError) as error:
+        build_model(**{key: value for key, value in options.items() if value is not None})
+    assert all(word in str(error.value) for word in words), error.value
+
+
+# --- the backbone
+
+
+def backbone(name, norm="layernorm"):
+    torch.manual_seed(0)
+    options = {key: value for key, value in BACKBONE.items() if key != "num_latents"} | sizes(name)
+    return lively(build_model("backbone", **options | {"mixer": name, "norm": norm}))
+
+
+def twin_mlp(p, prefix, x, input_residual, output_residual):
+    def dense(layer, x):
+        return x @ p[f"{prefix}.{layer}.weight"].T + p[f"{prefix}.{layer}.bias"]
+
+    def gelu(x):
+        return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    h = gelu(dense("input", x)) + (x if input_residual else 0)
+    for layer in range(sum(key.startswith(f"{prefix}.hidden.") and key.endswith("weight") for key in p)):
+        h = h + gelu(dense(f"hidden.{layer}", h))
+    return dense("output", h) + (h if output_residual else 0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", ["full", "flare", "flarepp"])
+def test_the_backbone_equals_its_formula(name, norm):
+    model, features = backbone(name, norm), tokens(channels=3)
+    p = dict(model.named_parameters())
+    x = twin_mlp(p, "in_proj", features, False, True)
+    for block in range(2):
+        mixer = {key.removeprefix(f"blocks.{block}.mixer."): value for key, value in p.items()
+                 if key.startswith(f"blocks.{block}.mixer.")}
+        x = x + TWINS[name](mixer, normalise(p, f"blocks.{block}.norm1", x, norm), num_heads=HEADS, norm=norm)
+        y = normalise(p, f"blocks.{block}.norm2", x, norm)
+        x = x + twin_mlp(p, f"blocks.{block}.ffn", y, False, False)
+    expected = twin_mlp(p, "out_proj", normalise(p, "out_norm", x, norm), True, False)
+    assert all(sum(key.startswith(f"{end}.hidden.") for key in p) == 4 for end in ("in_proj", "out_proj"))
+    assert relative(model(features), expected) <= 1e-10
+
+
+@pytest.mark.parametrize("poison", [0.0, math.nan])
+@pytest.mark.parametrize("name", mixer_names())
+def test_padding_through_the_whole_backbone(name, poison):
+    model, mask = backbone(name), ragged_mask()
+    features = tokens(4, channels=3).masked_fill(~mask[..., None], poison).requires_grad_()
+    out = model(features, mask)
+    assert out.shape == (4, TOKENS, 2) and (out[~mask] == 0).all()
+    grads = torch.autograd.grad((out * tokens(4, channels=2, seed=2)).sum(), [features, *model.parameters()])
+    assert all(grad.isfinite().all() for grad in grads) and (grads[0][~mask] == 0).all()
+    for sample in range(3):
+        real = mask[sample]
+        if sees_positions(name):
+            alone = model(features[sample: sample + 1], mask[sample: sample + 1])[0, real]
+        else:
+            alone = model(features[sample: sample + 1, real])[0]
+        assert relative(out[sample, real], alone) <= 1e-11
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", mixer_names())
+def test_half_precision_keeps_norms_in_fp32(name, norm, half):
+    model, seen = backbone(name, norm).float(), {}
+
+    def watch(module, inputs, output):
+        parameters = {f"norm.{key}": value.double() for key, value in module.named_parameters()}
+        exact = normalise(parameters, "norm", inputs[0].double(), norm) if parameters else \
+            normalised(inputs[0].double(), norm)
+        seen[module] = (output.dtype, relative(output.double(), exact))
+
+    for module in model.modules():
+        if isinstance(module, tuple(NORMS.values())):
+            module.register_forward_hook(watch)
+    with torch.autocast("cpu", dtype=half):
+        out = model(tokens(4, channels=3).float(), ragged_mask())
+        (out.float() * tokens(4, channels=2, seed=2)).sum().backward()
+    assert out.isfinite().all() and out.dtype == half
+    assert len(seen) >= 5  # two a block and the last one
+    assert all(dtype == torch.float32 and error <= 1e-5 for dtype, error in seen.values())
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_of_large_half_precision_values_do_not_overflow(norm):
+    x = 3e4 * tokens(channels=8).clamp(-2, 2).half()
+    for affine in (True, False):
+        y = NORMS[norm](8, affine=affine)(x)
+        assert y.dtype == torch.float32 and relative(y.double(), normalised(x.double(), norm)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", mixer_names())
+def test_half_precision_is_close_to_fp32(name):
+    model, features = backbone(name, "rmsnorm").float(), tokens(channels=3).float()
+    with torch.autocast("cpu", dtype=torch.float16):
+        half = model(features)
+    assert relative(half.double(), model(features).double()) <= 3e-2
