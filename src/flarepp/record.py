@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,8 +139,3 @@ def read_records(path: Path):
     if missing:
         raise ValueError(f"{path}: columns {missing} are missing")
     return frame
-
-
-def finite(value: float) -> float | None:
-    """`value` if it is a finite number, else None: a record never holds NaN as if it were a measurement."""
-    return value if math.isfinite(value) else None

@@ -76,6 +76,7 @@ class Run:
     model: nn.Module
     optimiser: Optimiser
     progress: Progress
+    evaluated: dict = field(default_factory=dict)  # weights name -> (predictions, errors) of the latest evaluation
 
     @property
     def device(self) -> torch.device:
@@ -154,13 +155,18 @@ def training_step(run: Run) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(run: Run, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Decoded predictions [S, N, c_out] and relative L2 errors [S] over the test set, whatever the batch size."""
-    model.eval()
-    predictions = [predict(run, model, features)
-                   for features in run.test.features.split(run.spec["training"]["eval_batch_size"])]
-    prediction = torch.cat(predictions)
-    return prediction, relative_l2(prediction, run.test.target)
+def evaluate(run: Run) -> None:
+    """Predictions [S, N, c_out] and relative L2 errors [S] of the last and the averaged weights on the test set."""
+    batches = run.test.features.split(run.spec["training"]["eval_batch_size"])
+    for name, model in (("last", run.model), ("ema", run.optimiser.average)):
+        model.eval()
+        prediction = torch.cat([predict(run, model, features) for features in batches])
+        run.evaluated[name] = prediction, relative_l2(prediction, run.test.target)
+
+
+def mean_error(run: Run, name: str) -> float:
+    """Mean over the test samples of the latest evaluation's errors."""
+    return run.evaluated[name][1].double().mean().item()
 
 
 def add_history(run: Run, norm: Tensor, rate: float, evaluated: bool) -> None:
@@ -169,10 +175,10 @@ def add_history(run: Run, norm: Tensor, rate: float, evaluated: bool) -> None:
     row = {"step": progress.steps, "lr": rate, "grad_norm": float(norm),
            "loss": progress.loss_sum / max(progress.loss_count, 1), "loss_scale": optimiser.scaler.get_scale()}
     if evaluated:
-        for name, model in (("test_last", run.model), ("test_ema", optimiser.average)):
-            row[name] = evaluate(run, model)[1].double().mean().item()
-            if not math.isfinite(row[name]):
-                raise Diverged(f"{name} is {row[name]} at step {progress.steps}")
+        evaluate(run)
+        row |= {f"test_{name}": mean_error(run, name) for name in run.evaluated}
+        if not math.isfinite(row["test_last"] + row["test_ema"]):
+            raise Diverged(f"the test error is {row['test_last']} at step {progress.steps}")
         progress.best_test = min(progress.best_test, row["test_last"])
         print(f"step {progress.steps}: loss {row['loss']:.4g}, test {row['test_last']:.4g} "
               f"(ema {row['test_ema']:.4g}), {progress.seconds:.0f} s", flush=True)
@@ -294,23 +300,30 @@ def save_history(history: list[dict], path: Path) -> None:
         writer.writerows(history)
 
 
-def save_outputs(run: Run, benchmark: store.Benchmark, run_dir: Path, succeeded: bool) -> dict:
-    """Write history, weights and test predictions; returns the errors {"last", "ema"} of a run that succeeded."""
+def save_outputs(run: Run, benchmark: store.Benchmark, run_dir: Path) -> None:
+    """Write history, weights and the test predictions of the latest evaluation, if there is one."""
     save_history(run.progress.history, run_dir / "history.csv")
-    models = {"last": run.model, "ema": run.optimiser.average}
-    tensors = {f"{name}/{key}": value.contiguous() for name, model in models.items()
+    tensors = {f"{name}/{key}": value.contiguous() for name, model in (("last", run.model), ("ema", run.optimiser.average))
                for key, value in model.state_dict().items()}
     with record.atomic_path(run_dir / "model.safetensors") as partial:
         safetensors.torch.save_file(tensors, partial)
-    results = {name: evaluate(run, model) for name, model in models.items()} if succeeded else {}
     attributes = {"dataset": benchmark.name, "data_source": benchmark.card["source"]}
     if benchmark.grid is not None:
         attributes["grid"] = benchmark.grid
     record.write_predictions(
         run_dir, points=benchmark.test.features[..., :benchmark.num_coordinates], target=benchmark.test.target,
-        predictions={name: prediction.cpu().numpy() for name, (prediction, _) in results.items()},
-        errors={name: errors.cpu().numpy() for name, (_, errors) in results.items()}, attributes=attributes)
-    return {name: errors.double().mean().item() for name, (_, errors) in results.items()}
+        predictions={name: prediction.cpu().numpy() for name, (prediction, _) in run.evaluated.items()},
+        errors={name: errors.cpu().numpy() for name, (_, errors) in run.evaluated.items()}, attributes=attributes)
+
+
+def metrics_of(run: Run, succeeded: bool) -> dict:
+    """The metrics of a record; errors only of a run that succeeded."""
+    errors = {name: mean_error(run, name) for name in run.evaluated} | {"best_test": run.progress.best_test}
+    return {
+        **(errors if succeeded else {}), "steps": run.progress.steps, "skipped_steps": run.progress.skipped,
+        "parameter_count": sum(parameter.numel() for parameter in run.model.parameters()),
+        "wall_time_s": run.progress.seconds, "peak_memory_mb": peak_memory_mb(run.device),
+    }
 
 
 def train(spec: dict, data: Path, run_dir: Path) -> dict:
@@ -325,23 +338,22 @@ def train(spec: dict, data: Path, run_dir: Path) -> dict:
         code = code_digest()
         key = record.digest([spec, benchmark.fingerprint, torch.__version__, code])
         checkpoint = run_dir / f"checkpoint-{key}.pt"
-        status, message, errors = "ok", "", {}
+        status, message = "ok", ""
         try:
             restore_checkpoint(run, checkpoint)
             fit(run, checkpoint)
+            if not run.evaluated:  # resumed after the last step
+                evaluate(run)
         except Diverged as error:
             status, message = "diverged", str(error)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             status, message = "oom", str(error).splitlines()[0]
-        errors = save_outputs(run, benchmark, run_dir, status == "ok")
-        metrics = {
-            **errors, "best_test": record.finite(run.progress.best_test) if status == "ok" else None,
-            "steps": run.progress.steps, "skipped_steps": run.progress.skipped,
-            "parameter_count": sum(parameter.numel() for parameter in run.model.parameters()),
-            "wall_time_s": run.progress.seconds, "peak_memory_mb": peak_memory_mb(run.device),
-        }
+        if status != "ok":
+            run.evaluated.clear()
+        save_outputs(run, benchmark, run_dir)
+        metrics = metrics_of(run, status == "ok")
         result = {"status": status, "message": message, "metrics": metrics, "spec": spec,
                   "provenance": provenance(run, benchmark, code)}
         record.write_json(result, run_dir / "metrics.json")
