@@ -183,7 +183,7 @@ def test_table1_ranks_by_what_is_shown(tmp_path):
         entry("darcy", "flarepp_shared", 0.002),
         entry("darcy", "constant", 0.5),
     )
-    table1.build(records, tmp_path, shown="last", scale="quick")
+    table1.build(records, tmp_path, shown="last", compared="last", scale="quick")
     rows = tabular(tmp_path, "table1")
     assert "**1.23**" in rows["FLARE"] and "**1.23**" in rows["FLARE++"]  # equal in the digits shown
     assert "<u>2.01</u>" in rows["Transolver"]
@@ -198,6 +198,16 @@ def test_table1_ranks_by_what_is_shown(tmp_path):
     assert tidy.loc["flare", "paper_error_percent_published_data"] == 0.76
 
 
+def test_table1_puts_the_compared_error_beside_the_papers(tmp_path):
+    records = frame(entry("darcy", "flare", 0.01), entry("darcy", "full", None, status="oom"), entry("darcy", "constant", 0.5))
+    table1.build(records, tmp_path, shown="last", compared="ema", scale="quick")
+    rows = tabular(tmp_path, "table1")
+    assert [cell.strip() for cell in rows["FLARE"].split("|")[-3:]] == ["**1.00**", "2.00", "0.76"]
+    assert rows["Constant"].split("|")[-2].strip() == ""
+    text = (tmp_path / "table1.md").read_text()
+    assert "Darcy (averaged weights)" in text and "not ranked: averaged (EMA) weights" in text
+
+
 def test_table1_names_every_empty_cell_and_the_seeds(tmp_path):
     records = frame(
         entry("darcy", "flare", 0.01),
@@ -208,7 +218,7 @@ def test_table1_names_every_empty_cell_and_the_seeds(tmp_path):
         entry("darcy", "full", None, status="not affordable"),
         entry("pipe", "full", None, status="not run"),
     )
-    table1.build(records, tmp_path, shown="ema", scale="paper")
+    table1.build(records, tmp_path, shown="ema", compared="ema", scale="paper")
     text, rows = (tmp_path / "table1.md").read_text(), tabular(tmp_path, "table1")
     assert "4.00 ± 2.83" in rows["FLARE"]  # EMA values are twice the last ones; n - 1
     assert "n = 2 seeds" in text
@@ -229,12 +239,13 @@ def test_table1_refuses_what_it_cannot_average(tmp_path):
             frame(entry("darcy", "flare", 0.1), entry("darcy", "flare", 0.1, depth=4)),
             tmp_path,
             shown="last",
+            compared="last",
             scale="quick",
         )
     with pytest.raises(ValueError, match="no metric 'best_test'"):
-        table1.build(frame(entry("darcy", "flare", 0.1)), tmp_path, shown="best_test", scale="quick")
+        table1.build(frame(entry("darcy", "flare", 0.1)), tmp_path, shown="last", compared="best_test", scale="quick")
     with pytest.raises(ValueError, match="allowed: last, ema, best_test"):
-        table1.build(frame(), tmp_path, shown="best", scale="quick")
+        table1.build(frame(), tmp_path, shown="best", compared="best", scale="quick")
     assert not list(tmp_path.iterdir())
 
 
@@ -247,7 +258,7 @@ def test_stamp_is_absent_only_for_the_papers_experiment():
 
 def test_tables_4_and_5_show_the_specs_that_ran(project, tmp_path):
     for table in (table4, table5):
-        table.build(project[1], tmp_path, shown="last", scale="quick")
+        table.build(project[1], tmp_path, shown="last", compared="last", scale="quick")
     shared, own = tabular(tmp_path, "table4"), tabular(tmp_path, "table5")
     assert shared["width C"] == "32 | 128" and shared["head width D = C / H"] == "8 | 16"
     assert (

@@ -49,7 +49,8 @@ def paper(arguments: argparse.Namespace) -> None:
     from flarepp.record import read_records
 
     module = importlib.import_module(f"flarepp.paper.{arguments.module}")
-    module.build(read_records(arguments.records), arguments.out, shown=arguments.shown, scale=arguments.scale)
+    options = {key: getattr(arguments, key) for key in ("shown", "compared", "scale") if hasattr(arguments, key)}
+    module.build(read_records(arguments.records), arguments.out, **options)
 
 
 def artefact(arguments: argparse.Namespace) -> None:
@@ -120,7 +121,10 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("name", help=f"file of src/flarepp/paper/{name}s, such as {name}4")
         sub.add_argument("--records", type=Path, required=True, help="records CSV")
         sub.add_argument("--out", type=Path, required=True, help="folder to write to")
-        sub.add_argument("--shown", choices=("last", "ema", "best_test"), required=True, help="which error to show")
+        errors = ("last", "ema", "best_test")
+        sub.add_argument("--shown", choices=errors, required=True, help="which error to show")
+        if name == "table":
+            sub.add_argument("--compared", choices=errors, required=True, help="which error to put beside the paper's")
         sub.add_argument("--scale", required=True, help="scale of the runs, stamped on everything but 'paper'")
     return top
 

@@ -47,7 +47,8 @@ class Plan:
     """Everything one scale asks for. `suites` holds, per suite, the entries that `record.records` turns into a table."""
 
     scale: str
-    shown: str
+    shown: str  # the error that tables and figures show
+    compared: str  # the error that is compared with the paper's
     datasets: dict[str, dict]
     runs: dict[str, Run]
     predictors: dict[str, Run]
@@ -78,7 +79,7 @@ def expand(config: dict) -> Plan:
     by_dataset = {dataset: pick(config, scale, dataset, names) for dataset in names}
     chosen = next(iter(by_dataset.values()))
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
-    plan = Plan(scale, chosen["shown_error"], datasets, {}, {}, {})
+    plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], datasets, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     for suite in sorted(chosen["suites"], key=lambda name: (len(chosen["suites"][name].get("axes", {})), name)):
         plan.suites[suite] = list(_suite_entries(plan, known, suite, chosen, by_dataset))

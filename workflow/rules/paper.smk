@@ -21,7 +21,7 @@ for name, suite in TABLES.items():
         params:
             name=name,
             folder=f"{RESULTS}/tables",
-            shown=SHOWN,
+            shown=f"{SHOWN} --compared {PLAN.compared}",
         message:
             "{params.name}"
         shell:
@@ -66,7 +66,7 @@ rule ledger:
         f"{RESULTS}/logs/paper/ledger.log",
     params:
         folder=RESULTS,
-        shown=SHOWN,
+        shown=f"--shown {PLAN.compared} --scale {SCALE}",
     message:
         "claims ledger"
     shell:

@@ -10,6 +10,7 @@ from flarepp.paper import quoted
 from flarepp.paper.cells import cells, data_words, describe
 from flarepp.paper.typeset import Block, Cell, Notes, Table, three_digits, write
 
+COMPARED = {"last": "last weights", "ema": "averaged weights", "best_test": "best of the evaluations"}
 BLOCKS = {
     ("ranked", "reference"): "",
     ("beyond",): "beyond the paper, not ranked",
@@ -17,19 +18,21 @@ BLOCKS = {
 }
 
 
-def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> None:
+def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, scale: str) -> None:
     """Write out/table1.tex, .csv and .md.
 
-    records: the tidy table (suite "table1" is used). shown: "last", "ema" or "best_test". scale: name of the
-    scale. ValueError for an unknown `shown`, or when one model has two configurations on one dataset.
+    records: the tidy table (suite "table1" is used). shown: "last", "ema" or "best_test", ranked. compared: the
+    error that stands beside the paper's, in columns of its own when it is another one. scale: name of the scale.
+    ValueError for an unknown error, or when one model has two configurations on one dataset.
     """
     errors = cells(records, "table1", shown)
+    errors["compared"] = cells(records, "table1", compared)["mean"]
     twice = errors[errors.duplicated(["model", "dataset"])]
     if len(twice):
         raise ValueError(f"table1: more than one configuration of {describe(twice.iloc[0])}")
     errors["shown"] = [three_digits(mean) if n else "" for mean, n in zip(errors["mean"], errors["n"])]
     errors["rank"] = _ranks(errors)
-    write(_table(errors, shown, scale), _data(errors, shown, scale), out, "table1")
+    write(_table(errors, shown, compared, scale), _data(errors, shown, compared, scale), out, "table1")
 
 
 def _ranks(errors: pandas.DataFrame) -> pandas.Series:
@@ -43,7 +46,7 @@ def _ranks(errors: pandas.DataFrame) -> pandas.Series:
     return ranks.reindex(errors.index).astype("Int64")
 
 
-def _table(errors: pandas.DataFrame, shown: str, scale: str) -> Table:
+def _table(errors: pandas.DataFrame, shown: str, compared: str, scale: str) -> Table:
     """One row per model: our datasets, then the same datasets as the paper printed them."""
     datasets = errors.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
     seeds = int(errors["n"].max()) if len(errors) else 0
@@ -51,7 +54,7 @@ def _table(errors: pandas.DataFrame, shown: str, scale: str) -> Table:
     for roles, title in BLOCKS.items():
         part = errors[errors["role"].isin(roles)]
         rows = [
-            _row(group, list(datasets.index), seeds, notes) for _, group in part.groupby("model", sort=False)
+            _row(group, list(datasets.index), seeds, notes, compared != shown) for _, group in part.groupby("model", sort=False)
         ]
         blocks += [Block(rows, title)] if rows else []
     sources = [source for source in errors["data_source"].unique() if source]
@@ -59,14 +62,21 @@ def _table(errors: pandas.DataFrame, shown: str, scale: str) -> Table:
     columns += [
         ("this project" + (f", scale {scale}" if scale != "paper" else ""), label, "r") for label in datasets
     ]
+    columns += [(COMPARED[compared], label, "r") for label in datasets if compared != shown]
     columns += [("paper, published data", label, "r") for label in datasets]
     caption = (
         f"Relative L2 error in % on the test set. Scale: {scale}. Data: {data_words(errors)}. Shown:"
         f" {quoted.weights_words(shown)} (trivial predictors have no weights); {_seed_words(seeds)}."
         " Best ranked value bold, second underlined; values that agree in the digits shown are ranked equal."
-        " The columns on the right are the paper's own numbers on the published data."
+        f"{_compared_words(shown, compared)} The columns on the right are the paper's own numbers on the published data."
     )
     return Table(caption, columns, blocks, quoted.stamp(scale, sources), notes.items())
+
+
+def _compared_words(shown: str, compared: str) -> str:
+    if compared == shown:
+        return ""
+    return f" Beside the paper's numbers, not ranked: {quoted.weights_words(compared)}."
 
 
 def _seed_words(seeds: int) -> str:
@@ -75,16 +85,20 @@ def _seed_words(seeds: int) -> str:
     )
 
 
-def _row(group: pandas.DataFrame, datasets: list[str], seeds: int, notes: Notes) -> list[Cell]:
+def _row(
+    group: pandas.DataFrame, datasets: list[str], seeds: int, notes: Notes, with_compared: bool
+) -> list[Cell]:
     """The cells of one model."""
     first, by_dataset = group.iloc[0], {row["dataset"]: row for _, row in group.iterrows()}
     marks = (notes.mark("reference, not ranked"),) if first["role"] == "reference" else ()
     ours = [_our_cell(by_dataset.get(dataset), seeds, notes) for dataset in datasets]
+    beside = [_compared_cell(by_dataset.get(dataset)) for dataset in datasets if with_compared]
     theirs = [_paper_cell(first["model"], dataset, notes) for dataset in datasets]
     return [
         Cell(first["label"], marks=marks),
         Cell(_parameters(group["parameters"].dropna())),
         *ours,
+        *beside,
         *theirs,
     ]
 
@@ -105,6 +119,13 @@ def _our_cell(row, seeds: int, notes: Notes) -> Cell:
     return Cell(text, rank == 1, rank == 2, tuple(notes.mark(reason) for reason in reasons))
 
 
+def _compared_cell(row) -> Cell:
+    """The error that is compared with the paper's; `--` where the shown one has the reason."""
+    if row is None or not row["n"]:
+        return Cell("--")
+    return Cell("" if row["role"] == "trivial" else three_digits(row["compared"]))
+
+
 def _paper_cell(model: str, dataset: str, notes: Notes) -> Cell:
     """The paper's number, `--` with its reason, or nothing where it has no such row or column."""
     value = quoted.table1(model, dataset)
@@ -122,7 +143,7 @@ def _parameters(counts: pandas.Series) -> str:
     return f"{' – '.join(dict.fromkeys(texts))} {name}"
 
 
-def _data(errors: pandas.DataFrame, shown: str, scale: str) -> pandas.DataFrame:
+def _data(errors: pandas.DataFrame, shown: str, compared: str, scale: str) -> pandas.DataFrame:
     """The tidy table: a row per model and dataset, our numbers at full precision beside the paper's."""
     tidy = errors[
         ["model", "label", "role", "dataset", "status", "failed", "n", "rank", "data_source"]
@@ -131,6 +152,8 @@ def _data(errors: pandas.DataFrame, shown: str, scale: str) -> pandas.DataFrame:
     tidy.insert(5, "std_percent", errors["std"])
     tidy["parameters"] = errors["parameters"].astype("Int64")
     tidy["shown"] = ["last" if role == "trivial" else shown for role in errors["role"]]
+    tidy["compared"] = compared
+    tidy["compared_error_percent"] = errors["compared"]
     tidy["scale"] = scale
     paper = [quoted.table1(model, dataset) for model, dataset in zip(errors["model"], errors["dataset"])]
     tidy["paper_error_percent_published_data"] = ["" if value is None else value for value in paper]

@@ -12,9 +12,9 @@ from flarepp.paper.typeset import Block, Cell, Notes, Table, plain, write
 WORDS = {"fp32": "FP32", "fp16": "FP16", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "True": "yes"}
 
 
-def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> None:
-    """Write out/table4.tex, .csv and .md from the specs of the runs of suite "table1" (`shown` changes
-    nothing here).
+def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, scale: str) -> None:
+    """Write out/table4.tex, .csv and .md from the specs of the runs of suite "table1" (`shown` and `compared`
+    change nothing here).
 
     FileNotFoundError when a run folder named in the records is gone.
     """

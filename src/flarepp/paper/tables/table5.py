@@ -33,9 +33,9 @@ PUBLISHED = {  # our key: (table, column naming the dataset, column)
 }
 
 
-def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> None:
-    """Write out/table5.tex, .csv and .md from the specs of the runs of suite "table1" (`shown` changes
-    nothing here).
+def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, scale: str) -> None:
+    """Write out/table5.tex, .csv and .md from the specs of the runs of suite "table1" (`shown` and `compared`
+    change nothing here).
 
     The token count is read from the predictions of a run. FileNotFoundError when a run folder of the records
     is gone.
