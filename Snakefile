@@ -30,3 +30,6 @@ rule all:
     input:
         [getattr(rules, name).output for name in (*TABLES, *FIGURES, "ledger")],
         f"{RESULTS}/records.csv",
+        expand("{run}/{name}", run=PLAN.runs, name=RUN_FILES),
+        expand("{predictor}/metrics.json", predictor=PLAN.predictors),
+        expand(f"{RESULTS}/data/{{dataset}}.{{kind}}", dataset=PLAN.datasets, kind=["h5", "json"]),

@@ -137,6 +137,16 @@ def test_editing_a_figure_redraws_it_alone(restored):
     assert [job for job in planned(restored) if not job.startswith("rule")] == ["figure4"]
 
 
+def test_a_deleted_output_is_planned_again_with_what_reads_it(copy, tmp_path):
+    run = next(path.parent for path in copy.glob("results/smoke/runs/table1/darcy/flarepp/*/predictions.h5"))
+    shutil.move(run / "predictions.h5", tmp_path / "kept.h5")
+    try:
+        jobs = planned(copy)
+    finally:
+        shutil.move(tmp_path / "kept.h5", run / "predictions.h5")
+    assert trained(jobs) == {str(run.relative_to(copy / "results/smoke/runs"))} and "figure7" in jobs
+
+
 def test_one_artefact_is_a_target(copy):
     jobs = planned(copy, "figure6", "--forceall")
     assert "figure6" in jobs and not {"figure4", "table1", "claims ledger"} & set(jobs)
@@ -165,7 +175,7 @@ def test_a_broken_configuration_stops_before_any_job(copy, words, expected):
 def test_missing_published_files_are_one_clear_error(copy):
     answer = snakemake(copy, "results/paper/data/darcy.h5", "--config", "scale=paper", "--show-failed-logs")
     output = answer.stdout + answer.stderr
-    assert answer.returncode != 0 and "data.root: the folder 'data' does not exist" in output
+    assert answer.returncode != 0 and "data.root: the folder 'data' is not there" in output
     assert "Traceback" not in output and not (copy / "results/paper/data/darcy.h5").exists()
 
 
@@ -179,6 +189,11 @@ def test_published_files_dropped_into_a_folder_are_read_by_the_same_reader(copy)
     answer = snakemake(copy, target, "--configfile", "config.yaml", str(overlay))
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert (copy / target).read_bytes() == before
+    overlaid = ("--configfile", "config.yaml", str(overlay), "--", target)
+    assert planned(copy, *overlaid) == []
+    replaced = copy / "dropped/Geo-FNO/elasticity/Meshes/Random_UnitCell_sigma_10.npy"
+    replaced.write_bytes(replaced.read_bytes()[:-8] + b"\0" * 8)
+    assert planned(copy, *overlaid) == ["dataset elasticity"]
 
 
 def test_report_opens_offline_with_every_artefact(copy):

@@ -268,11 +268,11 @@ def setting_npy(index, value):
         ),
         (
             lambda p: edit(p, setting("coeff", (1, 4, 5), np.nan)),
-            "sample 1: coeff has 1 values that are not finite.* nan",
+            "sample 1: coeff has 1 values that FP32 cannot hold.* nan",
         ),
         (
             lambda p: edit(p, setting("sol", (2, 4, 5), np.inf)),
-            "sample 2: sol has 1 values that are not finite.* inf",
+            "sample 2: sol has 1 values that FP32 cannot hold.* inf",
         ),
         (lambda p: edit(p, setting("sol", (2, 4, 5), -1.0)), "sample 2: sol goes down to -1 .*expected >= 0"),
         (lambda p: edit(p, setting("sol", 1, 0.0)), "sample 1: sol goes down to 0 and up to 0"),
@@ -328,7 +328,7 @@ def test_darcy_resolution_must_divide_the_points(generated):
         (
             SIGMA,
             lambda p: edit(p, setting_npy((5, 8), np.nan)),
-            "sample 8: sigma has 1 values that are not finite",
+            "sample 8: sigma has 1 values that FP32 cannot hold",
         ),
         (XY, lambda p: edit(p, setting_npy((5, 1, 2), 1.5)), r"sample 2: coordinate 1\.5, expected 0 to 1"),
         (

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -125,6 +126,12 @@ def test_a_skipped_step_changes_nothing_but_the_scale(run_spec):
     assert taken and optimiser.schedule.last_epoch == before[2] + 1
 
 
+def test_adamw_is_built_from_the_spec(run_spec):
+    optimiser = optimiser_for(torch.nn.Linear(1, 1), run_spec, eps=1e-3, weight_decay=0.3, betas=[0, 0.5])
+    group = optimiser.adamw.param_groups[0]
+    assert (group["eps"], group["weight_decay"], group["betas"][1]) == (1e-3, 0.3, 0.5)
+
+
 def test_clipping_bounds_the_global_norm(run_spec):
     model = torch.nn.Linear(4, 1, bias=False)
     optimiser = optimiser_for(model, run_spec, clip_norm=1.0)
@@ -155,7 +162,7 @@ def test_a_run_leaves_a_complete_record(run_spec, dataset, tmp_path, benchmark):
     metrics, provenance = result["metrics"], result["provenance"]
     assert metrics["steps"] == 24 and metrics["skipped_steps"] == 0 and metrics["wall_time_s"] > 0
     assert provenance["dataset"]["fingerprint"] == benchmark.fingerprint
-    assert provenance["precision"] == {"autocast": False, "float32_matmul": "highest", "parameters": "torch.float32"}
+    assert provenance["precision"] == {"autocast": False, "float32_matmul": "highest", "parameters": ["torch.float32"]}
     rows = history(tmp_path / "run")
     evaluated = [float(row["test_last"]) for row in rows if row["test_last"]]
     assert len(rows) == 24 and len(evaluated) == 10 and int(rows[-1]["step"]) == 24
@@ -183,6 +190,44 @@ def test_recorded_errors_are_those_of_the_predictions(run_spec, dataset, tmp_pat
         errors = np.linalg.norm(difference, axis=1) / np.linalg.norm(read["target"].astype(float).reshape(6, -1), axis=1)
         assert read["error"] == pytest.approx(errors, rel=1e-5)
         assert result["metrics"][weights] == pytest.approx(errors.mean(), rel=1e-5)
+
+
+def test_errors_are_those_of_the_saved_weights(run_spec, dataset, tmp_path, benchmark):
+    """The weights of the file, last and averaged, give the recorded errors on encoded features and decoded fields."""
+    run_spec["training"] |= {"steps": 100, "ema_decay": 0.98}
+    benchmark = replace(benchmark, feature_norm=store.Affine(np.array([0.4, 0.1]), np.array([2.0, 0.5])))
+    store.write(benchmark, dataset)
+    metrics = training.train(run_spec, dataset, tmp_path / "run")["metrics"]
+    tensors = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
+    model = training.build_model(**run_spec["model"], in_dim=2, out_dim=1).eval()
+    features = torch.from_numpy(((benchmark.test.features - [0.4, 0.1]) / [2.0, 0.5]).astype(np.float32))
+    for weights in ("last", "ema"):
+        model.load_state_dict({key.split("/")[1]: value for key, value in tensors.items() if key.startswith(f"{weights}/")})
+        with torch.no_grad():
+            field = model(features) * benchmark.target_norm.std[0] + benchmark.target_norm.mean[0]
+        errors = relative_l2(field, torch.from_numpy(benchmark.test.target))
+        assert metrics[weights] == pytest.approx(errors.double().mean().item(), rel=1e-4)
+    assert metrics["last"] != pytest.approx(metrics["ema"], rel=1e-3)
+
+
+def test_a_run_minimises_the_gradient_term_of_its_spec(run_spec, dataset, tmp_path, benchmark):
+    store.write(replace(benchmark, grid=(6, 10)), dataset)
+    losses = []
+    for weight in (0.0, 0.1):
+        run_spec["training"]["gradient_weight"] = weight
+        training.train(run_spec, dataset, tmp_path / str(weight))
+        losses.append(float(history(tmp_path / str(weight))[0]["loss"]))
+    assert losses[1] > losses[0] + 0.05
+
+
+def test_threads_and_order_of_samples_come_from_the_spec(run_spec, dataset):
+    orders = []
+    for seed in (0, 1):
+        run_spec["training"] |= {"seed": seed, "num_threads": 2}
+        run = training.build_run(run_spec, store.read(dataset))
+        orders.append(training.next_batch(run).tolist())
+        assert torch.get_num_threads() == 2
+    assert orders[0] != orders[1]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -217,8 +262,9 @@ def test_every_epoch_is_a_fresh_permutation_without_the_short_batch(run_spec, da
 def test_learning_rate_of_the_history_is_the_schedules(run_spec, dataset, tmp_path):
     training.train(run_spec, dataset, tmp_path / "run")
     rates = [float(row["lr"]) for row in history(tmp_path / "run")]
-    assert rates[0] == pytest.approx(1e-3 / 1e4) and rates[-1] == pytest.approx(1e-3 / 1e4 / 1e4)
-    assert 0.99e-3 < max(rates) <= 1e-3 and rates.index(max(rates)) == 2  # the peak lies at step 0.1 * 24 - 1
+    peak = run_spec["training"]["lr"]
+    assert rates[0] == pytest.approx(peak / 1e4) and rates[-1] == pytest.approx(peak / 1e4 / 1e4)
+    assert 0.99 * peak < max(rates) <= peak and rates.index(max(rates)) == 2  # the peak lies at step 0.1 * 24 - 1
 
 
 # Runs that fail are results
@@ -251,6 +297,14 @@ def test_lack_of_memory_is_a_result(run_spec, dataset, tmp_path, monkeypatch, er
     monkeypatch.setattr(training, "training_step", fail)
     result = training.train(run_spec, dataset, tmp_path / "run")
     assert result["status"] == "oom" and "memory" in result["message"]
+
+
+def test_lack_of_memory_for_the_model_is_a_result(run_spec, dataset, tmp_path):
+    run_spec["model"]["channel_dim"] = 4_000_000
+    result = training.train(run_spec, dataset, tmp_path / "run")
+    assert result["status"] == "oom" and result["message"].startswith("building the model")
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {
+        "metrics.json", "history.csv", "predictions.h5", "model.safetensors"}
 
 
 def test_a_bug_crashes_and_leaves_no_metrics(run_spec, dataset, tmp_path, monkeypatch):
@@ -327,14 +381,15 @@ def test_every_verb_explains_itself(flarepp, words):
 
 
 @pytest.mark.parametrize("content, words", [
-    (None, "does not exist|No such file"), ("{", "not valid JSON"), ("[1]", "expected a JSON object")])
+    (None, "does not exist|No such file"), ("{", "not valid JSON"), ("[1]", "expected a JSON object"),
+    ("{}", "the section 'dataset' is missing")])
 def test_a_bad_spec_file_is_one_clear_error(flarepp, tmp_path, content, words):
     path = tmp_path / "spec.json"
     if content is not None:
         path.write_text(content)
     answer = flarepp("train", path, "--data", tmp_path / "x.h5")
     assert answer.returncode == 2 and "Traceback" not in answer.stderr
-    assert any(word in answer.stderr for word in words.split("|")) and "spec.json" in answer.stderr
+    assert any(word in answer.stderr for word in words.split("|")) and len(answer.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "not HDF5", "incomplete", "altered"])

@@ -134,7 +134,7 @@ def main() -> int:
     arguments = parser().parse_args()
     try:
         arguments.function(arguments)
-    except FileNotFoundError as error:
+    except OSError as error:  # a missing file, a folder in place of one, no permission, a full disk
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ValueError as error:

@@ -58,7 +58,7 @@ def build_optimiser(model: nn.Module, training: dict) -> Optimiser:
     device = next(model.parameters()).device
     adamw = torch.optim.AdamW(
         parameter_groups(model, training["weight_decay"], training["decay_latents"]),
-        lr=training["lr"], betas=tuple(training["betas"]), eps=training["eps"], fused=True)
+        lr=training["lr"], betas=tuple(float(beta) for beta in training["betas"]), eps=training["eps"], fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         adamw, max_lr=training["lr"], total_steps=training["steps"], pct_start=training["pct_start"],
         div_factor=training["div_factor"], final_div_factor=training["final_div_factor"])

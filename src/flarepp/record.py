@@ -96,6 +96,8 @@ def read_predictions(run_dir: Path, weights: str) -> dict:
     import h5py
 
     path = Path(run_dir) / "predictions.h5"
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: the run's predictions are missing; `snakemake {path}` makes them again")
     with h5py.File(path, "r") as file:
         if weights not in file:
             raise ValueError(f"{path}: no predictions of the weights {weights!r}; it has {sorted(file)}")
@@ -134,7 +136,10 @@ def read_records(path: Path):
     """Read a records table (CSV) into a pandas.DataFrame; ValueError names missing columns."""
     import pandas
 
-    frame = pandas.read_csv(path, dtype={"run": str}, keep_default_na=True)
+    try:
+        frame = pandas.read_csv(path, dtype={"run": str})
+    except (pandas.errors.EmptyDataError, pandas.errors.ParserError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a records table ({error})") from None
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
         raise ValueError(f"{path}: columns {missing} are missing")

@@ -13,6 +13,7 @@ import ast
 import functools
 import itertools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,9 @@ PACKAGE = Path(__file__).parent
 SCHEMA = PACKAGE.parents[1] / "workflow" / "schemas" / "config.schema.yaml"
 NOT_OPTIONS = ("self", "in_dim", "out_dim", "grid", "seq_len", "mixer")  # arguments the data or the configuration's names give
 TRIVIAL = "trivial"
+ABSENT = object()  # what a selector yields when neither the scale, the benchmark nor `default` is among its keys
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below",
+          "minItems": "a list of at least", "maxItems": "a list of at most", "minProperties": "a number of entries of at least"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,12 @@ class Plan:
         """What the data rule needs, as one line."""
         return json.dumps(self.datasets[dataset], sort_keys=True)
 
+    def published_files(self, dataset: str) -> list[str]:
+        """Published files that are there and that the dataset is read from; none when it is generated."""
+        spec = self.datasets[dataset]
+        files = _constant(PACKAGE / "data" / f"{dataset}.py", "PUBLISHED_FILES") if spec["source"] == "path" else ()
+        return [str(path) for path in (Path(spec["root"]) / file for file in files) if path.exists()]
+
     def suite_json(self, suite: str) -> str:
         """What the records rule needs to know about a suite, as one line."""
         return json.dumps({"suite": suite, "scale": self.scale, "entries": self.suites[suite]}, sort_keys=True)
@@ -81,6 +91,7 @@ def expand(config: dict) -> Plan:
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
     plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], datasets, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
+    _check_names(chosen)
     for suite in sorted(chosen["suites"], key=lambda name: (len(chosen["suites"][name].get("axes", {})), name)):
         plan.suites[suite] = list(_suite_entries(plan, known, suite, chosen, by_dataset))
     return plan
@@ -98,6 +109,8 @@ def pick(value: object, scale: str, dataset: str, names: list[str], path: str = 
 
     `names`: the configured benchmarks. ValueError names a key that is neither a scale nor a benchmark.
     """
+    if value is None:
+        raise ValueError(f"{path}: got null; give a value, or leave the key out to keep what it overrides")
     if not isinstance(value, dict):
         return value
     selectors = {"default", *SCALES, *names}
@@ -108,28 +121,39 @@ def pick(value: object, scale: str, dataset: str, names: list[str], path: str = 
                 raise ValueError(f"{path}: {unknown('key', key, allowed)}")
         chosen = scale if set(value) & set(SCALES) else dataset
         chosen = chosen if chosen in value else "default"
-        return pick(value[chosen], scale, dataset, names, path) if chosen in value else None
+        return pick(value[chosen], scale, dataset, names, path) if chosen in value else ABSENT
     items = ((key, pick(item, scale, dataset, names, f"{path}.{key}".lstrip("."))) for key, item in value.items())
-    return {key: item for key, item in items if item is not None}
+    return {key: item for key, item in items if item is not ABSENT}
 
 
 def validate(picked: dict, context: str) -> None:
     """Check a picked configuration against the JSON schema; ValueError for the first violation in document order."""
-    errors = sorted(_validator().iter_errors(picked), key=lambda error: [str(step) for step in error.absolute_path])
+    _refuse(_validator(), picked, f"config ({context})", "")
+
+
+def _refuse(validator, value: dict, context: str, prefix: str) -> None:
+    errors = sorted(validator.iter_errors(value), key=lambda error: [str(step) for step in error.absolute_path])
     if errors:
-        raise ValueError(f"config ({context}): {_explain(errors[0])}")
+        raise ValueError(f"{context}: {_explain(errors[0], prefix)}")
 
 
 @functools.cache
-def _validator() -> jsonschema.Draft202012Validator:
+def _validator(definition: str | None = None):
+    """Draft 2020-12, stricter: an integer is no 16.0, a number is finite. One `$defs` entry of the schema, or all of it."""
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
+    draft = jsonschema.Draft202012Validator
+    draft.check_schema(schema)
+    checker = draft.TYPE_CHECKER.redefine_many({
+        "integer": lambda _, value: isinstance(value, int) and not isinstance(value, bool),
+        "number": lambda _, value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)})
+    if definition is not None:
+        schema = {"$schema": schema["$schema"], "$ref": f"#/$defs/{definition}", "$defs": schema["$defs"]}
+    return jsonschema.validators.extend(draft, type_checker=checker)(schema)
 
 
-def _explain(error: jsonschema.ValidationError) -> str:
+def _explain(error: jsonschema.ValidationError, prefix: str) -> str:
     """Key, what came, what is allowed."""
-    path = ".".join(str(step) for step in error.absolute_path) or "the top level"
+    path = ".".join([*filter(None, [prefix]), *(str(step) for step in error.absolute_path)]) or "the top level"
     if error.validator == "additionalProperties":
         allowed = sorted(error.schema.get("properties", {}))
         extra = next(key for key in error.instance if key not in allowed)
@@ -141,16 +165,25 @@ def _explain(error: jsonschema.ValidationError) -> str:
         return f"{path}: {unknown('value', error.instance, error.validator_value)}"
     meaning = error.schema.get("description", "")
     if error.validator == "type":
-        return f"{path}: got {error.instance!r}; it must be of type {error.validator_value}{_yaml_hint(error.instance)} {meaning}".rstrip()
-    return f"{path}: got {error.instance!r}; {error.validator} is {error.validator_value!r}. {meaning}".rstrip()
+        kinds = error.validator_value if isinstance(error.validator_value, str) else " or ".join(error.validator_value)
+        allowed = f"a value of type {kinds}{_yaml_hint(error.instance)}"
+    elif error.validator == "uniqueItems":
+        allowed = "a list without repetitions"
+    else:
+        allowed = f"{LIMITS.get(error.validator, error.validator)} {error.validator_value}"
+    return f"{path}: got {error.instance!r}, needed is {allowed}. {meaning}".rstrip()
 
 
 def _yaml_hint(value: object) -> str:
-    """YAML reads 1e-3 as text."""
+    """YAML reads 1e-3 as text, and `--config` hands over numbers inside lists and mappings as text."""
     try:
-        return f" (text here; as a number write {float(value)!r})." if isinstance(value, str) else "."
+        number = float(value) if isinstance(value, str) else None
     except ValueError:
-        return "."
+        number = None
+    if number is None:
+        return ""
+    written = int(number) if number.is_integer() and not set(value) & set(".eE") else number
+    return f" ({value!r} is text; in a YAML file write {written!r})"
 
 
 def dataset_spec(picked: dict, name: str) -> dict:
@@ -183,11 +216,30 @@ def _check_grid(options: dict, where: str) -> None:
         raise ValueError(f"{where}.mesh: got {options['mesh']}; the elements around must be a multiple of 4")
 
 
+def _check_names(chosen: dict) -> None:
+    """Labels that tell models apart, predictors there is code for, shared options that some model takes."""
+    labels = [section["label"] for section in (chosen["models"] | chosen["predictors"]).values()]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"models: the label {label!r} is given twice; tables could not tell the rows apart")
+    known = _dict_keys(PACKAGE / "predictors.py", "PREDICTORS")
+    _known(chosen["predictors"], known, "predictors", "predictor")
+    taken = {key for name, section in chosen["models"].items() for key in _accepted(section, f"models.{name}")}
+    _known(chosen["defaults"]["model"], taken, "defaults.model", "key")
+    for suite, section in chosen["suites"].items():
+        _known(section["models"], chosen["models"], f"suites.{suite}.models", "model")
+        options = {key for name in section["models"] for key in _accepted(chosen["models"][name], f"models.{name}")}
+        _known(section.get("model", ()), options, f"suites.{suite}.model", "key")
+        _known(section.get("axes", ()), sorted(options | set(_training_keys())), f"suites.{suite}.axes", "key")
+        if section.get("axes") and section.get("predictors"):
+            raise ValueError(f"suites.{suite}.axes: got {list(section['axes'])}; a suite with predictors is a table with "
+                             "one configuration a model and takes none")
+
+
 def _suite_entries(plan: Plan, known: dict, suite: str, chosen: dict, by_dataset: dict):
     """Yield one entry per table cell and seed; runs that are new join the plan."""
     section = chosen["suites"][suite]
     where = f"suites.{suite}"
-    _known(section["models"], chosen["models"], f"{where}.models", "model")
     _known(section.get("predictors", ()), chosen["predictors"], f"{where}.predictors", "predictor")
     _known(section["datasets"], by_dataset, f"{where}.datasets", "benchmark")
     for model in section["models"]:
@@ -248,8 +300,11 @@ def run_spec(picked: dict, suite: str, model: str, dataset: str, data: dict, axe
     layers = (picked["defaults"]["training"], picked["suites"][suite].get("training", {}), section.get("training", {}),
               training_axes)
     training = _layered_training(layers, where)
+    _refuse(_validator("training"), training, where, "training")
     training["steps"] = _steps(training, data)
     training.pop("epochs", None)
+    numbers = _validator().schema["$defs"]["training"]["properties"]
+    training = {key: float(value) if numbers[key].get("type") == "number" else value for key, value in training.items()}
     model_axes = {key: value for key, value in axes.items() if key not in training_axes}
     shared = picked["defaults"]["model"] | picked["suites"][suite].get("model", {})
     options = _model_options(section, shared, model_axes, training["precision"], where)
@@ -287,31 +342,37 @@ def _steps(training: dict, data: dict) -> int:
     return training["steps"] if "steps" in training else training["epochs"] * batches
 
 
-def _model_options(section: dict, shared: dict, axes: dict, precision: str, where: str) -> dict:
-    """Name, mixer and every keyword of the model and its mixer, defaults of the code written out."""
+def _accepted(section: dict, where: str) -> dict:
+    """Options that a model and its mixer take, with their literal defaults (`...` for none)."""
     accepted = _arguments(section["name"], "models", "Model", f"{where}.name")
-    options = {"name": section["name"]}
     if "mixer" in accepted:
         if "mixer" not in section:
             raise ValueError(f"{where}: the key 'mixer' is missing; allowed: {', '.join(_names('mixers'))}")
-        options["mixer"] = section["mixer"]
         accepted = accepted | _arguments(section["mixer"], "mixers", "Mixer", f"{where}.mixer")
     elif "mixer" in section:
         raise ValueError(f"{where}.mixer: got {section['mixer']!r}; the model {section['name']!r} takes no mixer")
-    accepted = {key: default for key, default in accepted.items() if key not in NOT_OPTIONS}
+    return {key: default for key, default in accepted.items() if key not in NOT_OPTIONS}
+
+
+def _model_options(section: dict, shared: dict, axes: dict, precision: str, where: str) -> dict:
+    """Name, mixer and every keyword of the model and its mixer, defaults of the code written out."""
+    accepted = _accepted(section, where)
     own = section.get("model", {})
-    for key in own:
-        if key not in accepted:
-            raise ValueError(f"{where}.model: {unknown('key', key, accepted)}")
+    _known(own, accepted, f"{where}.model", "key")
     given = {key: value for key, value in shared.items() if key in accepted} | own
     given |= {key: value for key, value in axes.items() if key in accepted}
     if "norm" in accepted:
         given.setdefault("norm", "rmsnorm" if precision == "fp16" else "layernorm")
+    for key, value in given.items():
+        if isinstance(accepted[key], bool) and not isinstance(value, bool):
+            raise ValueError(f"{where}.model.{key}: got {value!r}; it is a switch, allowed: true, false")
     values = {key: default for key, default in accepted.items() if default is not ...} | given
     missing = [key for key in accepted if key not in values]
     if missing:
         raise ValueError(f"{where}.model: {', '.join(missing)} is missing")
-    return options | values
+    _refuse(_validator("model_options"), values, where, "model")
+    names = {key: section[key] for key in ("name", "mixer") if key in section}
+    return names | values
 
 
 def _check_run(spec: dict, where: str) -> None:
@@ -355,6 +416,13 @@ def _constant(path: Path, name: str) -> tuple | None:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
             return ast.literal_eval(node.value)
     return None
+
+
+def _dict_keys(path: Path, name: str) -> list[str]:
+    """The keys of the dictionary that a module assigns to `name`."""
+    found = (node.value for node in _tree(path).body if isinstance(node, ast.Assign)
+             and any(isinstance(target, ast.Name) and target.id == name for target in node.targets))
+    return [ast.literal_eval(key) for key in next(found).keys]
 
 
 def _arguments(name: str, folder: str, class_name: str, where: str) -> dict:

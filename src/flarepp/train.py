@@ -239,16 +239,16 @@ def code_digest() -> str:
     return record.digest(sources)
 
 
-def provenance(run: Run, benchmark: store.Benchmark, code: str) -> dict:
+def provenance(spec: dict, benchmark: store.Benchmark, code: str, dtypes: list[str]) -> dict:
     """Where the numbers come from: data, versions, device, precision as read back, commit, digest of the code."""
+    device = choose_device(spec["training"]["device"])
     return {
         "dataset": benchmark.provenance,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else platform.processor() or "cpu",
-        "device_type": run.device.type, "num_threads": torch.get_num_threads(),
-        "precision": {"autocast": run.spec["training"]["precision"] == "fp16",
-                      "float32_matmul": torch.get_float32_matmul_precision(),
-                      "parameters": str(next(run.model.parameters()).dtype)},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device_type": device.type, "num_threads": torch.get_num_threads(),
+        "precision": {"autocast": spec["training"]["precision"] == "fp16",
+                      "float32_matmul": torch.get_float32_matmul_precision(), "parameters": dtypes},
         "git": git_state(), "code": code,
     }
 
@@ -262,7 +262,7 @@ def git_state() -> dict:
             return None
         return answer.stdout.strip() if answer.returncode == 0 else None
 
-    commit, changes = ask("rev-parse", "HEAD"), ask("status", "--porcelain", "--untracked-files=no")
+    commit, changes = ask("rev-parse", "HEAD"), ask("status", "--porcelain", "--", ".")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
@@ -300,11 +300,10 @@ def save_history(history: list[dict], path: Path) -> None:
         writer.writerows(history)
 
 
-def save_outputs(run: Run, benchmark: store.Benchmark, run_dir: Path) -> None:
-    """Write history, weights and the test predictions of the latest evaluation, if there is one."""
-    save_history(run.progress.history, run_dir / "history.csv")
-    tensors = {f"{name}/{key}": value.contiguous() for name, model in (("last", run.model), ("ema", run.optimiser.average))
-               for key, value in model.state_dict().items()}
+def save_outputs(benchmark: store.Benchmark, run_dir: Path, history: list[dict], weights: dict, evaluated: dict) -> None:
+    """Write learning curve, weights ({"last": state dict, "ema": ...}) and test predictions, each of them possibly empty."""
+    save_history(history, run_dir / "history.csv")
+    tensors = {f"{name}/{key}": value.contiguous() for name, state in weights.items() for key, value in state.items()}
     with record.atomic_path(run_dir / "model.safetensors") as partial:
         safetensors.torch.save_file(tensors, partial)
     attributes = {"dataset": benchmark.name, "data_source": benchmark.card["source"]}
@@ -312,8 +311,8 @@ def save_outputs(run: Run, benchmark: store.Benchmark, run_dir: Path) -> None:
         attributes["grid"] = benchmark.grid
     record.write_predictions(
         run_dir, points=benchmark.test.features[..., :benchmark.num_coordinates], target=benchmark.test.target,
-        predictions={name: prediction.cpu().numpy() for name, (prediction, _) in run.evaluated.items()},
-        errors={name: errors.cpu().numpy() for name, (_, errors) in run.evaluated.items()}, attributes=attributes)
+        predictions={name: prediction.cpu().numpy() for name, (prediction, _) in evaluated.items()},
+        errors={name: errors.cpu().numpy() for name, (_, errors) in evaluated.items()}, attributes=attributes)
 
 
 def metrics_of(run: Run, succeeded: bool) -> dict:
@@ -326,36 +325,52 @@ def metrics_of(run: Run, succeeded: bool) -> dict:
     }
 
 
+def learn(run: Run, checkpoint: Path) -> tuple[str, str]:
+    """Train to the end, from the checkpoint if there is one; returns (status, message)."""
+    try:
+        restore_checkpoint(run, checkpoint)
+        fit(run, checkpoint)
+        if not run.evaluated:  # resumed after the last step
+            evaluate(run)
+    except Diverged as error:
+        return "diverged", str(error)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return "oom", str(error).splitlines()[0]
+    return "ok", ""
+
+
 def train(spec: dict, data: Path, run_dir: Path) -> dict:
     """Run `spec` on the dataset file `data` and leave the record in `run_dir`; returns metrics.json's content.
 
-    Divergence and lack of memory end the run with that status. Everything else raises.
+    Divergence and lack of memory end the run with that status. Everything else raises; ValueError for a spec that lacks
+    a section.
     """
+    if missing := [key for key in ("dataset", "model", "training") if key not in spec]:
+        raise ValueError(f"run spec: the section {missing[0]!r} is missing")
     run_dir.mkdir(parents=True, exist_ok=True)
     with exclusive(run_dir):
-        benchmark = store.read(data)
-        run = build_run(spec, benchmark)
-        code = code_digest()
+        benchmark, code = store.read(data), code_digest()
         key = record.digest([spec, benchmark.fingerprint, torch.__version__, code])
-        checkpoint = run_dir / f"checkpoint-{key}.pt"
-        status, message = "ok", ""
         try:
-            restore_checkpoint(run, checkpoint)
-            fit(run, checkpoint)
-            if not run.evaluated:  # resumed after the last step
-                evaluate(run)
-        except Diverged as error:
-            status, message = "diverged", str(error)
+            run = build_run(spec, benchmark)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            status, message = "oom", str(error).splitlines()[0]
-        if status != "ok":
-            run.evaluated.clear()
-        save_outputs(run, benchmark, run_dir)
-        metrics = metrics_of(run, status == "ok")
+            save_outputs(benchmark, run_dir, [], {}, {})
+            status, message = "oom", f"building the model: {str(error).splitlines()[0]}"
+            metrics, dtypes = {"steps": 0}, []
+        else:
+            status, message = learn(run, run_dir / f"checkpoint-{key}.pt")
+            if status != "ok":
+                run.evaluated.clear()
+            weights = {"last": run.model.state_dict(), "ema": run.optimiser.average.state_dict()}
+            save_outputs(benchmark, run_dir, run.progress.history, weights, run.evaluated)
+            metrics = metrics_of(run, status == "ok")
+            dtypes = sorted({str(parameter.dtype) for parameter in run.model.parameters()})
         result = {"status": status, "message": message, "metrics": metrics, "spec": spec,
-                  "provenance": provenance(run, benchmark, code)}
+                  "provenance": provenance(spec, benchmark, code, dtypes)}
         record.write_json(result, run_dir / "metrics.json")
         for leftover in (*run_dir.glob("checkpoint-*.pt"), *run_dir.glob(".*.partial*")):
             os.unlink(leftover)

@@ -24,6 +24,16 @@ wildcard_constraints:
     predictor="|".join(re.escape(path) for path in PLAN.predictors),
 
 
+# What a run leaves that later steps read; `all` asks for it, so that a deleted file is made again.
+RUN_FILES = ["metrics.json", "history.csv", "predictions.h5", "model.safetensors"]
+
+
+def records_of(suite):
+    """Everything an artefact of a suite reads: the records, and what stands in the folders of its runs."""
+    runs = [f"{run}/{name}" for run in PLAN.suite_runs(suite) if run in PLAN.runs for name in ("metrics.json", "predictions.h5")]
+    return [f"{RESULTS}/records/{suite}.csv", *runs]
+
+
 def paper_code(module):
     """What one artefact is made with besides records: its sources and the paper's own numbers. Editing one re-draws it alone."""
     return [*spec.sources(f"flarepp.paper.{module}"), *sorted(glob.glob("src/flarepp/paper/published/*.csv"))]

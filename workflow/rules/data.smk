@@ -3,6 +3,7 @@
 
 rule dataset:
     input:
+        published=lambda wildcards: PLAN.published_files(wildcards.dataset),
         code=lambda wildcards: spec.sources(f"flarepp.data.{wildcards.dataset}"),
     output:
         store=f"{RESULTS}/data/{{dataset}}.h5",

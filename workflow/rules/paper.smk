@@ -10,7 +10,7 @@ for name, suite in TABLES.items():
         name:
             name
         input:
-            records=f"{RESULTS}/records/{suite}.csv",
+            records=records_of(suite),
             code=paper_code(f"tables.{name}"),
         output:
             tex=f"{RESULTS}/tables/{name}.tex",
@@ -25,7 +25,7 @@ for name, suite in TABLES.items():
         message:
             "{params.name}"
         shell:
-            "python -m flarepp table {params.name} --records {input.records:q} --out {params.folder:q} {params.shown}"
+            "python -m flarepp table {params.name} --records {input.records[0]:q} --out {params.folder:q} {params.shown}"
             " > {log:q} 2>&1"
 
 
@@ -35,7 +35,7 @@ for name, suite in FIGURES.items():
         name:
             name
         input:
-            records=f"{RESULTS}/records/{suite}.csv",
+            records=records_of(suite),
             code=paper_code(f"figures.{name}"),
         output:
             pdf=f"{FIGURE_FOLDER}/{name}.pdf",
@@ -49,7 +49,7 @@ for name, suite in FIGURES.items():
         message:
             "{params.name}"
         shell:
-            "python -m flarepp figure {params.name} --records {input.records:q} --out {params.folder:q} {params.shown}"
+            "python -m flarepp figure {params.name} --records {input.records[0]:q} --out {params.folder:q} {params.shown}"
             " > {log:q} 2>&1"
 
 

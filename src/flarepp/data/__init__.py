@@ -11,6 +11,7 @@ import importlib
 from pathlib import Path
 
 from flarepp.data import store
+from flarepp.errors import unknown
 from flarepp.record import write_json
 
 
@@ -19,6 +20,11 @@ def prepare(spec: dict, path: Path, card: Path, generated: Path, num_workers: in
 
     source "generate": solve into the folder `generated` first; "path": the published files below spec["root"].
     """
+    if missing := [key for key in ("name", "source") if key not in spec]:
+        raise ValueError(f"dataset spec: the key {missing[0]!r} is missing")
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\nOPTIONS = " in path.read_text())
+    if spec["name"] not in names:
+        raise ValueError(unknown("benchmark", spec["name"], names))
     module = importlib.import_module(f"flarepp.data.{spec['name']}")
     if spec["source"] == "generate":
         module.write_published(generated, spec, num_workers=num_workers)
@@ -26,7 +32,7 @@ def prepare(spec: dict, path: Path, card: Path, generated: Path, num_workers: in
     else:
         root = Path(spec["root"])
         if not root.is_dir():
-            raise FileNotFoundError(f"data.root: the folder {str(root)!r} does not exist; put the published files of "
+            raise FileNotFoundError(f"data.root: the folder {str(root)!r} is not there; put the published files of "
                                     f"{spec['name']} there, or set data.source to 'generate'")
         benchmark = module.read_published(root, spec)
     store.write(benchmark, path)

@@ -20,9 +20,9 @@ from flarepp.data.store import Affine, Benchmark, Samples
 from flarepp.solvers import darcy, sampling
 
 OPTIONS = ("resolution", "solver_resolution")  # keys of the configuration beside counts and seed
+PUBLISHED_FILES = ("FNO/darcy/piececonst_r421_N1024_smooth1.mat", "FNO/darcy/piececonst_r421_N1024_smooth2.mat")
 FOLDER = Path("FNO/darcy")
-TRAIN_FILE = "piececonst_r421_N1024_smooth1.mat"
-TEST_FILE = "piececonst_r421_N1024_smooth2.mat"
+TRAIN_FILE, TEST_FILE = (Path(file).name for file in PUBLISHED_FILES)
 PHASES = (3.0, 12.0)
 MAX_MAT_BYTES = 2**31 - 1  # of one variable in a MATLAB v5 file
 
@@ -70,6 +70,8 @@ def read_published(folder: Path, spec: dict) -> Benchmark:
     provenance = published.read_provenance(folder)
     train = _read_split(folder / TRAIN_FILE, spec["num_train"], resolution)
     test = _read_split(folder / TEST_FILE, spec["num_test"], resolution)
+    if np.array_equal(train.target[: len(test.target)], test.target):
+        raise ValueError(f"{folder / TEST_FILE}: its samples are those of {TRAIN_FILE}; one file was copied over the other")
     coefficient_norm = Affine.fit(train.features[..., 2:])
     card = {
         "label": "Darcy",

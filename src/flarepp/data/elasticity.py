@@ -19,6 +19,10 @@ from flarepp.data.store import Affine, Benchmark, Samples
 from flarepp.solvers import elasticity, sampling
 
 OPTIONS = ("mesh",)  # keys of the configuration beside counts and seed
+PUBLISHED_FILES = (
+    "Geo-FNO/elasticity/Meshes/Random_UnitCell_XY_10.npy",
+    "Geo-FNO/elasticity/Meshes/Random_UnitCell_sigma_10.npy",
+)
 FOLDER = Path("Geo-FNO/elasticity")
 FILES = {name: Path(f"Meshes/Random_UnitCell_{name}_10.npy") for name in ("XY", "sigma", "rr", "theta")}
 PUBLISHED_POINTS = 972
