@@ -56,6 +56,7 @@ for name, suite in FIGURES.items():
 rule ledger:
     input:
         records=f"{RESULTS}/records.csv",
+        runs=expand("{run}/metrics.json", run=PLAN.runs),
         code=paper_code("ledger"),
         claims="src/flarepp/paper/claims.yaml",
     output:

@@ -24,6 +24,14 @@ COLUMNS = [
     "runs",
 ]
 WORDS = {"oom": "out of memory"}
+ABSURD = 1000.0  # a relative error in % from which a finite value is no result
+
+
+def check_scale(records: pandas.DataFrame, scale: str) -> None:
+    """ValueError unless all records are of `scale`, so that none is stamped or judged as another."""
+    found = [str(value) for value in records["scale"].unique()]
+    if found not in ([], [scale]):
+        raise ValueError(f"scale {scale!r} was asked for, but the records are of scale {', '.join(map(repr, found))}")
 
 
 def cells(records: pandas.DataFrame, suite: str, shown: str) -> pandas.DataFrame:
@@ -32,9 +40,9 @@ def cells(records: pandas.DataFrame, suite: str, shown: str) -> pandas.DataFrame
     records: the tidy table of `flarepp.record`. shown: the metric of trained models; trivial predictors have
     only `last`. Returns one row per configuration in record order: KEYS, dataset_label, label, role, mean and
     std of the error in % (std with n - 1; NaN for n < 2), n (seeds that ended well), status ("ok" or the
-    reason for an empty cell), failed (what happened to other seeds, else ""), parameters, data_source, runs
-    (tuple of run folders, seed order). ValueError when a run that ended well lacks the metric, or has it
-    twice.
+    reason for an empty cell), failed (what happened to other seeds, or that the mean is ABSURD, else ""),
+    parameters, data_source, runs (tuple of run folders, seed order). ValueError when a run that ended well
+    lacks the metric, or has it twice.
     """
     chosen = records[records["suite"] == suite]
     seeds = [_one_run(group, shown) for _, group in chosen.groupby([*KEYS, "seed"], sort=False, dropna=False)]
@@ -71,6 +79,8 @@ def _over_seeds(runs: pandas.DataFrame) -> dict:
     failed = ", ".join(
         f"{count} of {len(runs)} seeds {reason}" for reason, count in reasons.value_counts().items()
     )
+    if not failed and percent.mean() >= ABSURD:
+        failed = f"above {ABSURD:g} %, counted as failed"
     sources = runs["data_source"].dropna().unique()
     return runs.iloc[0][[*KEYS, "dataset_label", "label", "role"]].to_dict() | {
         "mean": percent.mean(),

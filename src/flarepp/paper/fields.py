@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy
 import pandas
 
-from flarepp.paper import quoted, style
-from flarepp.paper.cells import WORDS
+from flarepp.paper import deviations, quoted, style
+from flarepp.paper.cells import WORDS, check_scale
 from flarepp.record import read_predictions
 
 MODELS = {"flare": "FLARE", "flarepp": "FLARE++"}
@@ -45,24 +45,26 @@ def draw(
     predictions, so the last weights are drawn. Without predictions of FLARE++ the figure only says why.
     FileNotFoundError when a run that ended well lost its predictions.
     """
+    check_scale(records, scale)
     weights = "ema" if shown == "ema" else "last"
-    runs = {model: _first_run(records, dataset, model) for model in MODELS}
+    records = records[(records["suite"] == "table1") & (records["dataset"] == dataset)]
+    runs = {model: _first_run(records, model) for model in MODELS}
+    drawn = records[records["run"].isin([str(run) for run, _ in runs.values()])]
     found = {model: read_predictions(run, weights) for model, (run, reason) in runs.items() if not reason}
-    stamp = quoted.stamp(scale, {each["data_source"] for each in found.values()})
+    differing = deviations.words(deviations.find(drawn, "table1", scale).values())
+    stamp = quoted.stamp(scale, {each["data_source"] for each in found.values()}, differing)
     with style.figure(out, name, (7.2, 4.9), stamp, layout="compressed") as drawing:
         if "flarepp" not in found:
-            drawing.text(
-                0.5, 0.5, f"no case was chosen: FLARE++ on {dataset} {runs['flarepp'][1]}", ha="center"
-            )
+            label = next(iter(records["dataset_label"]), quoted.paper_name("dataset", dataset))
+            drawing.text(0.5, 0.5, f"no case was chosen: FLARE++ on {label} {runs['flarepp'][1]}", ha="center")
             return
         case = median_case(found["flarepp"]["error"])
         panels = [_panel(model, found.get(model), case, runs[model][1]) for model in MODELS]
         last = len(found["flarepp"]["error"]) - 1
         text = f"test case {case} (0 to {last})\nat the median error of FLARE++\n\nrelative L2 error\n"
         text += "\n".join(f"{panel.name}: {_percent(panel)}" for panel in panels)
-        _compose(
-            drawing, found["flarepp"], case, panels, quantity, f"{text}\n\n{quoted.weights_words(weights)}"
-        )
+        text += f"\n\n{quoted.weights_words(weights)}{_seed_words(records)}"
+        _compose(drawing, found["flarepp"], case, panels, quantity, text)
 
 
 def median_case(errors: numpy.ndarray) -> int:
@@ -96,10 +98,9 @@ def triangulate(points: numpy.ndarray):
     return Triangulation(points[:, 0], points[:, 1], triangles[radius <= VOID_FACTOR * numpy.median(radius)])
 
 
-def _first_run(records: pandas.DataFrame, dataset: str, model: str) -> tuple[Path | None, str]:
+def _first_run(records: pandas.DataFrame, model: str) -> tuple[Path | None, str]:
     """(run folder, "") of the lowest seed, or (None, why there is none)."""
-    suite, row = records["suite"] == "table1", records["dataset"] == dataset
-    rows = records[suite & row & (records["model"] == model)].sort_values("seed", kind="stable")
+    rows = records[records["model"] == model].sort_values("seed", kind="stable")
     if rows.empty:
         return None, "not run"
     first = rows.iloc[0]
@@ -108,6 +109,12 @@ def _first_run(records: pandas.DataFrame, dataset: str, model: str) -> tuple[Pat
         if first["status"] == "ok"
         else (None, WORDS.get(first["status"], first["status"]))
     )
+
+
+def _seed_words(records: pandas.DataFrame) -> str:
+    """Which seed is drawn, where there are several."""
+    seeds = records.loc[records["model"].isin(list(MODELS)), "seed"].unique()
+    return f"\nseed {min(seeds)}, the first of {len(seeds)}" if len(seeds) > 1 else ""
 
 
 def _panel(model: str, found: dict | None, case: int, reason: str) -> Panel:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import quoted, rules, typeset
-from flarepp.paper.cells import cells, describe
+from flarepp.paper import deviations, quoted, rules, typeset
+from flarepp.paper.cells import cells, check_scale, describe
 from flarepp.record import atomic_path
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
@@ -35,18 +35,20 @@ def build(
     """Write out/ledger.md, .csv and .tex.
 
     records: the tidy table of all suites. claims: those of claims.yaml unless given. ValueError names the
-    claim whose rule or parameters are wrong.
+    claim whose rule or parameters are wrong, or the scales that do not agree.
     """
+    check_scale(records, scale)
     claims = read_claims() if claims is None else claims
-    by_suite = {
-        suite: cells(records, suite, shown)
-        for suite in {c["needs"]["suite"] for c in claims if c.get("rule")}
-    }
-    entries = pandas.DataFrame([decide(claim, by_suite, scale) for claim in claims], columns=COLUMNS)
+    suites = dict.fromkeys(claim["needs"]["suite"] for claim in claims if claim.get("rule"))
+    by_suite = {suite: cells(records, suite, shown) for suite in suites}
+    differing = {suite: deviations.find(records, suite, scale) for suite in suites}
+    entries = pandas.DataFrame([decide(claim, by_suite, differing, scale) for claim in claims], columns=COLUMNS)
     weights = quoted.weights_words(shown)
     caption = f"Claims of the paper and what was measured here. Scale: {scale}. Shown: {weights}."
     stamp = quoted.stamp(
-        scale, (source for frame in by_suite.values() for source in frame["data_source"] if source)
+        scale,
+        (source for frame in by_suite.values() for source in frame["data_source"] if source),
+        deviations.words(texts for found in differing.values() for texts in found.values()),
     )
     families = entries.groupby(entries["id"].str.split(".").str[0], sort=False)
     texts = {
@@ -76,34 +78,48 @@ def read_claims(path: Path = CLAIMS) -> list[dict]:
     return claims
 
 
-def decide(claim: dict, by_suite: dict[str, pandas.DataFrame], scale: str) -> dict:
-    """One row of the ledger. by_suite: the cells of every suite that has a rule."""
+def decide(
+    claim: dict, by_suite: dict[str, pandas.DataFrame], differing: dict[str, dict], scale: str
+) -> dict:
+    """One row of the ledger.
+
+    by_suite: the cells of every suite that has a rule. differing: for every such suite, what its runs have
+    other than the paper (`deviations.find`).
+    """
     row = {key: claim[key] for key in ("id", "place", "statement", "paper")} | {"n": 0, "runs": ""}
     if not claim.get("rule"):
         return row | {"measured": f"nothing yet (suite {claim['needs']['suite']})", "verdict": "not run"}
     rule = _rule(claim)
-    needed = _needed(by_suite[claim["needs"]["suite"]], claim)
+    suite = claim["needs"]["suite"]
+    needed = _needed(by_suite[suite], claim)
     failed = needed["status"].isin(["diverged", "out of memory"]) | (needed["failed"] != "")
-    good, bad = needed[needed["n"] > 0], needed[failed]
-    missing = _missing(needed[(needed["n"] > 0) | failed], claim["needs"])
-    outcome = rule(good) if not missing or claim.get("partial") else None
+    good, bad, there = needed[needed["n"] > 0], needed[failed], needed[(needed["n"] > 0) | failed]
+    missing = _missing(there, claim["needs"])
+    unnamed = {axis: value for axis, value in AXES.items() if axis not in claim["needs"]}
+    outcome = rule(good.assign(**unnamed)) if not missing or claim.get("partial") else None
     measured = [outcome[0]] if outcome else []
     measured += [f"{describe(cell)}: {cell['failed'] or cell['status']}" for _, cell in bad.iterrows()]
     measured += [f"missing: {missing}"] if missing else []
+    runs = list(dict.fromkeys(run for runs in needed["runs"] for run in runs))
+    settings = deviations.words(differing[suite].get(run, []) for run in runs)
     return row | {
         "measured": "; ".join(measured),
-        "n": int(good["n"].min()) if len(good) else 0,
-        "verdict": _verdict(outcome, bad, missing, scale, good["data_source"].unique()),
-        "runs": ";".join(dict.fromkeys(run for runs in needed["runs"] for run in runs)),
+        "n": int(there["n"].min()) if len(there) else 0,
+        "verdict": _verdict(outcome, bad, missing, scale, good["data_source"].unique(), settings),
+        "runs": ";".join(runs),
     }
 
 
-def _verdict(outcome: rules.Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources) -> str:
-    """The paper's numbers are about published data at its scale; nothing else confirms or refutes them."""
+def _verdict(
+    outcome: rules.Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources, settings: str
+) -> str:
+    """The paper's numbers are about published data, its scale and its settings; nothing else confirms or
+    refutes them."""
     if outcome is None:
         return f"not comparable ({_reasons(bad)})" if len(bad) and not missing else "not run"
     reasons = [f"scale {scale}"] if scale != "paper" else []
     reasons += [f"{source} data" for source in sources if source != "published"]
+    reasons += [f"settings differ: {settings}"] if settings else []
     reasons += [_reasons(bad)] if len(bad) else []
     if reasons:
         return f"not comparable ({', '.join(reasons)})"
@@ -136,14 +152,14 @@ def _rule(claim: dict) -> Callable[[pandas.DataFrame], rules.Outcome]:
 
 
 def _needed(suite: pandas.DataFrame, claim: dict) -> pandas.DataFrame:
-    """The cells a claim needs, constant on the axes it does not name. ValueError when one is there twice."""
+    """The cells a claim needs. ValueError when one is there twice on the axes that the claim names."""
     needs = claim["needs"]
     named = [axis for axis in AXES if axis in needs]
     chosen = suite[suite[named].isin({axis: needs[axis] for axis in named}).all(axis=1)]
     twice = chosen[chosen.duplicated(named)]
     if len(twice):
         raise ValueError(f"claim {claim['id']}: more than one configuration of {describe(twice.iloc[0])}")
-    return chosen.assign(**{axis: value for axis, value in AXES.items() if axis not in needs})
+    return chosen
 
 
 def _missing(there: pandas.DataFrame, needs: dict) -> str:

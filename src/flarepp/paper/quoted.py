@@ -49,9 +49,15 @@ def weights_words(shown: str) -> str:
     return WEIGHTS[shown]
 
 
-def stamp(scale: str, data_sources: Iterable[str]) -> str:
-    """The mark on all that is not the paper's experiment; empty for published data at scale `paper`."""
-    sources = sorted(set(data_sources))
-    if scale == "paper" and sources in (["published"], []):
-        return ""
-    return f"scale {scale}, {' and '.join(sources) or 'no'} data: not the paper's numbers"
+def stamp(scale: str, data_sources: Iterable[str], differing: str = "") -> str:
+    """The mark on all that is not the paper's experiment; empty for published data at scale `paper` under the
+    paper's settings.
+
+    differing: which settings are not the paper's, from `deviations.words`.
+    """
+    sources, parts = sorted(set(data_sources)), []
+    if scale != "paper" or sources not in (["published"], []):
+        parts.append(f"scale {scale}, {' and '.join(sources) or 'no'} data: not the paper's numbers")
+    if differing:
+        parts.append(f"settings differ from the paper's: {differing}")
+    return "; ".join(parts)

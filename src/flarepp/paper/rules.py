@@ -34,8 +34,8 @@ def mean_reduction(
     if reduction.empty:
         return None
     mean = reduction.mean()
-    span = f" ({reduction.min():.0f} to {reduction.max():.0f})" if len(reduction) > 1 else ""
-    return f"{mean:.1f} %{span} over {_names(cells, reduction)}", bool(abs(mean - percent) <= tolerance)
+    span = f" ({reduction.min():z.0f} to {reduction.max():z.0f})" if len(reduction) > 1 else ""
+    return f"{mean:z.1f} %{span} over {_names(cells, reduction)}", bool(abs(mean - percent) <= tolerance)
 
 
 def better_on(cells: pandas.DataFrame, model: str, against: str, datasets: list[str]) -> Outcome:
@@ -44,7 +44,7 @@ def better_on(cells: pandas.DataFrame, model: str, against: str, datasets: list[
     if change.empty:
         return None
     better, expected = (change < 0).to_numpy(), change.index.get_level_values("dataset").isin(datasets)
-    parts = [f"{name} {value:+.0f} %" for name, value in zip(_labels(cells, change), change)]
+    parts = [f"{name} {_signed(value)} %" for name, value in zip(_labels(cells, change), change)]
     return ", ".join(parts), bool((better == expected).all())
 
 
@@ -67,7 +67,7 @@ def split_of_leads(
         and leads.max() <= lead_percent
         and lags.between(*lag_percent).all()
     )
-    parts = [f"{name} {value:+.1f} %" for name, value in zip(_labels(cells, change), change)]
+    parts = [f"{name} {_signed(value, 1)} %" for name, value in zip(_labels(cells, change), change)]
     return f"{len(leads)} ahead, {len(lags)} behind: " + ", ".join(parts), bool(holds)
 
 
@@ -114,7 +114,7 @@ def order_at_every_depth(cells: pandas.DataFrame, model: str, against: str) -> O
         return None
     worse = [f"B = {depth:.0f} {precision}" for (_, depth, precision), value in change.items() if value >= 0]
     where = f"; not at {', '.join(worse)}" if worse else ""
-    span = f"change {change.min():+.0f} to {change.max():+.0f} %"
+    span = f"change {_signed(change.min())} to {_signed(change.max())} %"
     return f"lower in {(change < 0).sum()} of {len(change)} cells, {span}{where}", not worse
 
 
@@ -135,7 +135,7 @@ def precision_change(cells: pandas.DataFrame, percent: float, tolerance: float) 
     change = _precision_change(cells)
     if change.empty:
         return None
-    return f"{change.iloc[0]:+.0f} %", bool(abs(change.iloc[0] - percent) <= tolerance)
+    return f"{_signed(change.iloc[0])} %", bool(abs(change.iloc[0] - percent) <= tolerance)
 
 
 def _by(cells: pandas.DataFrame, axis: str) -> pandas.DataFrame:
@@ -158,6 +158,12 @@ def _precision_change(cells: pandas.DataFrame) -> pandas.Series:
     if not {"fp32", "fp16"} <= set(table):
         return pandas.Series(dtype=float)
     return (100 * (table["fp16"] / table["fp32"] - 1)).dropna()
+
+
+def _signed(value: float, digits: int = 0) -> str:
+    """A change with its sign; what rounds to zero has none."""
+    rounded = round(value, digits)
+    return f"{rounded:+.{digits}f}" if rounded else "0"
 
 
 def _labels(cells: pandas.DataFrame, table) -> list[str]:

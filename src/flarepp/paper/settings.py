@@ -1,4 +1,4 @@
-"""What Tables 4 and 5 share: the settings of the accuracy runs that are there, read from their specs.
+"""The settings of the runs that are there, read from their specs, and the paper's: what Tables 4 and 5 share.
 
 A setting belongs to Table 5 when it follows the dataset (the paper's per-dataset settings, or a value on
 which all models of a dataset agree while datasets differ), else to Table 4. Whatever a spec holds lands in
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas
 
+from flarepp.paper import quoted
 from flarepp.record import read_run
 
 PER_DATASET = (
@@ -25,6 +26,31 @@ PER_DATASET = (
     "dataset.num_train",
     "dataset.num_test",
 )
+NAMES = {
+    "model.num_blocks": "blocks",
+    "model.num_latents": "latents (slices)",
+    "training.batch_size": "batch size",
+    "training.weight_decay": "weight decay",
+    "training.steps": "optimiser steps",
+    "training.epochs": "epochs",
+    "dataset.num_train": "training samples",
+    "dataset.num_test": "test samples",
+    "dataset.seed": "seed of the data",
+    "dataset.source": "data made by",
+    "dataset.mesh": "elements around, across",
+    "dataset.resolution": "points a side",
+    "dataset.solver_resolution": "points a side of the solved grid",
+}
+PUBLISHED = {  # our key: (table, column naming the dataset, column)
+    "model.num_blocks": ("table5", "dataset", "num_blocks"),
+    "model.num_latents": ("table5", "dataset", "num_latents"),
+    "training.batch_size": ("table5", "dataset", "batch_size"),
+    "training.weight_decay": ("table5", "dataset", "weight_decay"),
+    "training.epochs": ("table5", "dataset", "epochs"),
+    "dataset.num_train": ("table3", "benchmark", "train_cases"),
+    "dataset.num_test": ("table3", "benchmark", "test_cases"),
+    "tokens": ("table3", "benchmark", "points"),
+}
 LENGTHS = ("training.steps", "training.epochs")
 UNSEEN = (
     "model.name",
@@ -36,7 +62,7 @@ UNSEEN = (
 
 @dataclass(frozen=True)
 class Run:
-    """One run of Table 1; `settings` is its flattened spec, {"section.key": value}."""
+    """One run of a suite; `settings` is its flattened spec, {"section.key": value}."""
 
     folder: str
     label: str
@@ -46,13 +72,13 @@ class Run:
     settings: dict
 
 
-def read(records: pandas.DataFrame) -> list[Run]:
-    """The runs of suite "table1" that left a folder, trivial predictors excluded, in record order.
+def read(records: pandas.DataFrame, suite: str = "table1") -> list[Run]:
+    """The runs of a suite that left a folder, trivial predictors excluded, in record order.
 
     FileNotFoundError when a folder named in the records has lost its metrics.json.
     """
     rows = records[
-        (records["suite"] == "table1") & (records["role"] != "trivial") & (records["run"].fillna("") != "")
+        (records["suite"] == suite) & (records["role"] != "trivial") & (records["run"].fillna("") != "")
     ]
     return [
         Run(
@@ -84,6 +110,29 @@ def _settings(spec: dict) -> dict:
         seen = flat["training.steps"] * flat["training.batch_size"]
         flat["training.epochs"] = round(seen / flat["dataset.num_train"], 1)
     return flat
+
+
+def common() -> dict[str, dict[str, str]]:
+    """The rows of the paper's Table 4 by our key."""
+    return {row["key"]: row for row in quoted.rows("table4")}
+
+
+def published_keys() -> list[str]:
+    """Keys of the settings that published tables can state."""
+    return [*common(), *PUBLISHED]
+
+
+def paper_value(key: str, dataset: str) -> str:
+    """The paper's value of a setting as printed; empty where it states none."""
+    if key not in PUBLISHED:
+        return common().get(key, {}).get("paper", "")
+    table, column, name_ = PUBLISHED[key]
+    return quoted.dataset_row(table, column, dataset).get(name_, "")
+
+
+def name(key: str) -> str:
+    """A setting in words."""
+    return NAMES.get(key) or common().get(key, {}).get("setting") or key.split(".")[-1].replace("_", " ")
 
 
 def common_keys(runs: list[Run]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 from flarepp.record import atomic_path
 
@@ -30,6 +31,7 @@ RC = {
     "savefig.dpi": 200,
     "svg.hashsalt": "flarepp",
 }
+LETTERS, LINE = 18, 0.125  # of the small texts: letters an inch, height of a line in inches
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def figure(
     """Yield an empty matplotlib Figure of `size` inches; on success save it as out/<name>.pdf and .png (200
     dpi).
 
-    foot, stamp: small texts at the lower left and right, empty for none. layout: matplotlib's layout engine
+    foot, stamp: small texts below, on lines of their own, empty for none. layout: matplotlib's layout engine
     ("compressed" for panels of fixed aspect).
     """
     from matplotlib import rc_context
@@ -77,10 +79,7 @@ def figure(
     with rc_context(RC):
         drawing = Figure(figsize=size, layout=layout)
         yield drawing
-        if stamp or foot:
-            drawing.get_layout_engine().set(rect=(0, 0.035, 1, 0.965))
-            drawing.text(0.005, 0.008, foot, ha="left", va="bottom", fontsize=6.5)
-            drawing.text(0.995, 0.008, stamp, ha="right", va="bottom", fontsize=6.5, color="#a00000")
+        _write_below(drawing, foot, stamp)
         FigureCanvasAgg(drawing)
         drawing.draw_without_rendering()  # the layout settles at the second draw; the PDF would be the first
         # No date and no program version, so that equal data give equal bytes.
@@ -88,3 +87,16 @@ def figure(
         for kind, keys in unstamped.items():
             with atomic_path(Path(out) / f"{name}.{kind}") as partial:
                 drawing.savefig(partial, format=kind, metadata=dict.fromkeys(keys))
+
+
+def _write_below(drawing, foot: str, stamp: str) -> None:
+    """Write foot and then stamp at the lower left, wrapped to the width, and leave room for them."""
+    width, height = drawing.get_size_inches()
+    used = 0.04  # inches from the lower edge
+    for text, colour in ((stamp, "#a00000"), (foot, "black")):
+        lines = [line for part in text.splitlines() for line in wrap(part, int(width * LETTERS))]
+        if lines:
+            place = (0.04 / width, used / height)
+            drawing.text(*place, "\n".join(lines), va="bottom", fontsize=6.5, color=colour, linespacing=1.2)
+            used += LINE * len(lines)
+    drawing.get_layout_engine().set(rect=(0, used / height, 1, 1 - used / height))

@@ -97,11 +97,24 @@ class Table:
 
 
 def three_digits(value: float) -> str:
-    """`value` with three significant digits and no exponent: 0.384, 1.20, 12.3, 104, 1230."""
+    """`value` with three significant digits: 0.384, 1.20, 12.3, 104; 1.23e+3 and 1.00e-7 where zeros would
+    tell nothing."""
     if value == 0:
         return "0"
-    exponent = int(f"{value:.2e}".split("e")[1])
-    return f"{round(value, 2 - exponent):.{max(0, 2 - exponent)}f}"
+    text = f"{value:.2e}"
+    exponent = int(text.split("e")[1])
+    if not -4 <= exponent <= 2:
+        return re.sub(r"(e[+-])0+", r"\1", text)
+    return f"{round(value, 2 - exponent):.{2 - exponent}f}"
+
+
+def spread(std: float, shown: str) -> str:
+    """A standard deviation to the decimals of the value it belongs to, with one more where it would read 0."""
+    if "e" in shown:
+        return three_digits(std)
+    decimals = len(shown.partition(".")[2])
+    text = f"{std:.{decimals}f}"
+    return f"{std:.{decimals + 1}f}" if std and not float(text) else text
 
 
 def plain(value: object) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import quoted
-from flarepp.paper.cells import cells, data_words, describe
-from flarepp.paper.typeset import Block, Cell, Notes, Table, three_digits, write
+from flarepp.paper import deviations, quoted
+from flarepp.paper.cells import ABSURD, cells, check_scale, data_words, describe
+from flarepp.paper.typeset import Block, Cell, Notes, Table, spread, three_digits, write
 
 COMPARED = {"last": "last weights", "ema": "averaged weights", "best_test": "best of the evaluations"}
 BLOCKS = {
@@ -23,8 +23,9 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
 
     records: the tidy table (suite "table1" is used). shown: "last", "ema" or "best_test", ranked. compared: the
     error that stands beside the paper's, in columns of its own when it is another one. scale: name of the scale.
-    ValueError for an unknown error, or when one model has two configurations on one dataset.
+    ValueError for an unknown error, records of another scale, or when one model has two configurations on one dataset.
     """
+    check_scale(records, scale)
     errors = cells(records, "table1", shown)
     errors["compared"] = cells(records, "table1", compared)["mean"]
     twice = errors[errors.duplicated(["model", "dataset"])]
@@ -32,21 +33,23 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
         raise ValueError(f"table1: more than one configuration of {describe(twice.iloc[0])}")
     errors["shown"] = [three_digits(mean) if n else "" for mean, n in zip(errors["mean"], errors["n"])]
     errors["rank"] = _ranks(errors)
-    write(_table(errors, shown, compared, scale), _data(errors, shown, compared, scale), out, "table1")
+    differing = deviations.words(deviations.find(records, "table1", scale).values())
+    stamp = quoted.stamp(scale, (source for source in errors["data_source"] if source), differing)
+    write(_table(errors, shown, compared, scale, stamp), _data(errors, shown, compared, scale), out, "table1")
 
 
 def _ranks(errors: pandas.DataFrame) -> pandas.Series:
     """1 for the best, 2 for the next, … among ranked models of a dataset, equal where the shown digits are
     equal.
 
-    A model of which a seed failed is not ranked: its mean leaves out the runs that went worst.
+    A model of which a seed failed is not ranked: its mean leaves out the runs that went worst. Nor is an absurd one.
     """
     candidates = errors[(errors["role"] == "ranked") & (errors["n"] > 0) & (errors["failed"] == "")]
     ranks = candidates["shown"].astype(float).groupby(candidates["dataset"]).rank("dense")
     return ranks.reindex(errors.index).astype("Int64")
 
 
-def _table(errors: pandas.DataFrame, shown: str, compared: str, scale: str) -> Table:
+def _table(errors: pandas.DataFrame, shown: str, compared: str, scale: str, stamp: str) -> Table:
     """One row per model: our datasets, then the same datasets as the paper printed them."""
     datasets = errors.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
     seeds = int(errors["n"].max()) if len(errors) else 0
@@ -57,7 +60,6 @@ def _table(errors: pandas.DataFrame, shown: str, compared: str, scale: str) -> T
             _row(group, list(datasets.index), seeds, notes, compared != shown) for _, group in part.groupby("model", sort=False)
         ]
         blocks += [Block(rows, title)] if rows else []
-    sources = [source for source in errors["data_source"].unique() if source]
     columns = [("", "model", "l"), ("", "parameters", "r")]
     columns += [
         ("this project" + (f", scale {scale}" if scale != "paper" else ""), label, "r") for label in datasets
@@ -70,7 +72,7 @@ def _table(errors: pandas.DataFrame, shown: str, compared: str, scale: str) -> T
         " Best ranked value bold, second underlined; values that agree in the digits shown are ranked equal."
         f"{_compared_words(shown, compared)} The columns on the right are the paper's own numbers on the published data."
     )
-    return Table(caption, columns, blocks, quoted.stamp(scale, sources), notes.items())
+    return Table(caption, columns, blocks, stamp, notes.items())
 
 
 def _compared_words(shown: str, compared: str) -> str:
@@ -109,12 +111,13 @@ def _our_cell(row, seeds: int, notes: Notes) -> Cell:
         return Cell("--", marks=(notes.mark("not run"),))
     if not row["n"]:
         return Cell("--", marks=(notes.mark(row["status"]),))
-    decimals = len(row["shown"].partition(".")[2])
-    text = row["shown"] + (f" ± {row['std']:.{decimals}f}" if row["n"] > 1 else "")
+    text = row["shown"] + (f" ± {spread(row['std'], row['shown'])}" if row["n"] > 1 else "")
     reasons = (
         [f"n = {row['n']}"] if row["n"] != seeds and row["role"] != "trivial" and not row["failed"] else []
     )
-    reasons += [f"{row['failed']}: mean of the other {row['n']}, not ranked"] if row["failed"] else []
+    if row["failed"]:
+        rest = "" if row["mean"] >= ABSURD else f": mean of the other {row['n']}"
+        reasons.append(f"{row['failed']}{rest}, not ranked")
     rank = 0 if pandas.isna(row["rank"]) else row["rank"]
     return Cell(text, rank == 1, rank == 2, tuple(notes.mark(reason) for reason in reasons))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import quoted, settings
+from flarepp.paper import deviations, quoted, settings
+from flarepp.paper.cells import check_scale
 from flarepp.paper.typeset import Block, Cell, Notes, Table, plain, write
 
 WORDS = {"fp32": "FP32", "fp16": "FP16", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "True": "yes"}
@@ -18,8 +19,8 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
 
     FileNotFoundError when a run folder named in the records is gone.
     """
-    runs = settings.read(records)
-    published = {row["key"]: row for row in quoted.rows("table4")}
+    check_scale(records, scale)
+    runs, published = settings.read(records), settings.common()
     keys = settings.common_keys(runs)
     ordered = [key for key in published if key in keys] + [key for key in keys if key not in published]
     notes = Notes()
@@ -29,7 +30,8 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
         f"Settings shared by the runs of Table 1 ({settings.labels(runs) or 'no runs'}), read from the runs."
         f" Scale: {scale}. An empty cell in the last column: the paper does not state it."
     )
-    stamp = quoted.stamp(scale, (run.data_source for run in runs))
+    differing = deviations.words(deviations.find(records, "table1", scale).values())
+    stamp = quoted.stamp(scale, (run.data_source for run in runs), differing)
     data = pandas.DataFrame(
         [[key, *(cell.text for cell in row)] for key, row in zip(ordered, rows)],
         columns=["key", "setting", "runs", "paper"],
@@ -40,7 +42,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
 
 def _row(runs: list[settings.Run], key: str, published: dict, notes: Notes) -> list[Cell]:
     """Name, our and the paper's value of a setting; footnotes name runs that deviate or lack it."""
-    name = published.get("setting") or key.split(".")[1].replace("_", " ")
+    name = settings.name(key)
     if key == "training.seed":
         seeds = sorted({run.settings[key] for run in runs})
         return [Cell(name), Cell(plain(seeds)), Cell(_paper(published))]

@@ -6,31 +6,12 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import quoted, settings
+from flarepp.paper import deviations, quoted, settings
+from flarepp.paper.cells import check_scale
 from flarepp.paper.typeset import Block, Cell, Notes, Table, plain, write
 from flarepp.record import read_predictions
 
-NAMES = {
-    "model.num_blocks": "blocks",
-    "model.num_latents": "latents (slices)",
-    "training.batch_size": "batch size",
-    "training.weight_decay": "weight decay",
-    "training.steps": "optimiser steps",
-    "training.epochs": "epochs",
-    "dataset.num_train": "training samples",
-    "dataset.num_test": "test samples",
-    "dataset.seed": "seed of the data",
-}
-PUBLISHED = {  # our key: (table, column naming the dataset, column)
-    "model.num_blocks": ("table5", "dataset", "num_blocks"),
-    "model.num_latents": ("table5", "dataset", "num_latents"),
-    "training.batch_size": ("table5", "dataset", "batch_size"),
-    "training.weight_decay": ("table5", "dataset", "weight_decay"),
-    "training.epochs": ("table5", "dataset", "epochs"),
-    "dataset.num_train": ("table3", "benchmark", "train_cases"),
-    "dataset.num_test": ("table3", "benchmark", "test_cases"),
-    "tokens": ("table3", "benchmark", "points"),
-}
+WORDS = {"generate": "our solvers", "path": "published files"}
 
 
 def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, scale: str) -> None:
@@ -40,6 +21,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     The token count is read from the predictions of a run. FileNotFoundError when a run folder of the records
     is gone.
     """
+    check_scale(records, scale)
     runs = settings.read(records)
     datasets = dict.fromkeys(run.dataset for run in runs)
     labels = {run.dataset: run.dataset_label for run in runs}
@@ -50,15 +32,15 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     columns = [("", "setting", "l"), *(("these runs", labels[dataset], "r") for dataset in datasets)]
     columns += [("paper, published data", labels[dataset], "r") for dataset in datasets]
     caption = f"Settings of the runs of Table 1 that follow the dataset, read from the runs. Scale: {scale}."
-    stamp = quoted.stamp(scale, (run.data_source for run in runs))
+    differing = deviations.words(deviations.find(records, "table1", scale).values())
+    stamp = quoted.stamp(scale, (run.data_source for run in runs), differing)
     header = ["setting", *datasets, *(f"{dataset}_paper" for dataset in datasets)]
     data = pandas.DataFrame([[cell.text for cell in row] for row in rows], columns=header)
     write(Table(caption, columns, [Block(rows)], stamp, notes.items()), data, out, "table5")
 
 
 def _row(key: str, datasets: dict, runs: list[settings.Run], notes: Notes) -> list[Cell]:
-    name = NAMES.get(key, key.split(".")[1].replace("_", " "))
-    return [Cell(name), *_ours(key, datasets, runs, notes), *_paper_cells(key, datasets)]
+    return [Cell(settings.name(key)), *_ours(key, datasets, runs, notes), *_paper_cells(key, datasets)]
 
 
 def _ours(key: str, datasets: dict, runs: list[settings.Run], notes: Notes) -> list[Cell]:
@@ -70,9 +52,13 @@ def _ours(key: str, datasets: dict, runs: list[settings.Run], notes: Notes) -> l
             row.append(Cell("--"))
             continue
         value, others = settings.usual(having, key)
-        marks = [notes.mark(f"{who}: {plain(other)}") for who, other in others.items()]
-        row.append(Cell(plain(value), marks=tuple(marks)))
+        marks = [notes.mark(f"{who}: {_words(other)}") for who, other in others.items()]
+        row.append(Cell(_words(value), marks=tuple(marks)))
     return row
+
+
+def _words(value: object) -> str:
+    return WORDS.get(value, value) if isinstance(value, str) else plain(value)
 
 
 def _tokens(dataset: str, runs: list[settings.Run], notes: Notes) -> Cell:
@@ -85,6 +71,5 @@ def _tokens(dataset: str, runs: list[settings.Run], notes: Notes) -> Cell:
 
 def _paper_cells(key: str, datasets: dict) -> list[Cell]:
     """The paper's value for each dataset; empty where it states none."""
-    table, column, name = PUBLISHED.get(key, ("table5", "dataset", key))
-    texts = [quoted.dataset_row(table, column, dataset).get(name, "") for dataset in datasets]
+    texts = [settings.paper_value(key, dataset) if key in settings.PUBLISHED else "" for dataset in datasets]
     return [Cell(plain(float(text)) if "e" in text else text) for text in texts]
