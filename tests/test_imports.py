@@ -17,7 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LONGEST_FUNCTION = 60
 ALLOWED = {  # part of the package -> what it may import of the package besides itself
     "errors": [], "attention": [], "losses": [], "optimise": [],
-    "spec": ["errors"],
+    "spec": ["errors", "record"],
     "record": ["errors"],
     "layers": ["errors", "attention"],
     "mixers": ["attention", "layers", "errors"],

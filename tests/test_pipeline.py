@@ -164,6 +164,7 @@ def test_paper_scale_is_listed_within_ten_seconds(copy):
     (["--config", "scale=papre"], "did you mean 'paper'"),
     (["--config", "defaults={training: {lrr: 1}}"], "did you mean 'lr'"),
     (["--config", "seeds=0"], "seeds"),
+    (["--config", "suites={table1: {axes: {precision: [fp16]}}}"], "suites.table1.axes: got 'precision'; allowed: none"),
 ])
 def test_a_broken_configuration_stops_before_any_job(copy, words, expected):
     answer = snakemake(copy, *words)
@@ -192,8 +193,16 @@ def test_published_files_dropped_into_a_folder_are_read_by_the_same_reader(copy)
     overlaid = ("--configfile", "config.yaml", str(overlay), "--", target)
     assert planned(copy, *overlaid) == []
     replaced = copy / "dropped/Geo-FNO/elasticity/Meshes/Random_UnitCell_sigma_10.npy"
-    replaced.write_bytes(replaced.read_bytes()[:-8] + b"\0" * 8)
+    content, stat = replaced.read_bytes(), replaced.stat()
+    replaced.touch()
+    assert planned(copy, *overlaid) == []
+    replaced.write_bytes(content[:-8] + b"\0" * 8)
+    os.utime(replaced, ns=(0, 0))  # older than everything that was made from it
     assert planned(copy, *overlaid) == ["dataset elasticity"]
+    replaced.unlink()  # the files may go once they are read
+    assert planned(copy, *overlaid) == []
+    replaced.write_bytes(content)
+    os.utime(replaced, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def test_report_opens_offline_with_every_artefact(copy):

@@ -14,6 +14,7 @@ from flarepp.data import store
 def leave_run(folder, status="ok", source="generated", **metrics):
     record.write_json({"status": status, "message": "", "metrics": metrics, "spec": {},
                        "provenance": {"dataset": {"source": source}}}, folder / "metrics.json")
+    record.write_json({}, folder / "spec.json")
     return str(folder)
 
 
@@ -36,6 +37,13 @@ def test_records_keep_status_source_and_every_metric(tmp_path):
     assert found == [("flare", "ok", "generated", "ema", 0.25), ("flare", "ok", "generated", "last", 0.5),
                      ("flarepp", "ok", "published", "last", 0.125), ("full", "diverged", "generated", "steps", 3.0),
                      ("lno", "not affordable", "", "status", "")]
+
+
+def test_a_record_of_another_spec_is_refused(tmp_path):
+    run = leave_run(tmp_path / "a", last=0.5)
+    record.write_json({"scale": "quick"}, tmp_path / "a" / "spec.json")
+    with pytest.raises(ValueError, match="another spec"):
+        record.records({"suite": "table1", "scale": "quick", "entries": [entry(run)]})
 
 
 def test_a_run_that_is_missing_is_an_error(tmp_path):

@@ -92,6 +92,11 @@ def test_order_of_keys_does_not_matter(config):
     assert runs(shuffled(config)) == runs(config)
 
 
+def test_a_suite_that_joins_moves_no_run(config):
+    extra = config["suites"] | {"another": {"datasets": ["darcy"], "models": ["flare"]}}
+    assert runs(config, suites=extra) == runs(config)
+
+
 def test_models_layer_lies_over_suites_layer(config):
     after = runs(config, models__flare__training={"steps": 77})
     steps = {json.loads(text)["training"]["steps"] for path, text in after.items() if "/flare/" in path}
@@ -155,11 +160,16 @@ BROKEN = {
     "an axis below its range": ("suites.figure4.axes", {"num_blocks": [0]}, ["model.num_blocks", "got 0", "at least 1"]),
     "an unknown precision": ("suites.figure4.axes.precision", ["fp64"], ["training.precision", "'fp64'", "fp32, fp16"]),
     "an axis that is no option": ("suites.figure4.axes", {"mixer": ["full"]}, ["suites.figure4.axes", "'mixer'"]),
-    "axes on a table": ("suites.table1.axes", {"num_blocks": [1, 2]}, ["suites.table1.axes", "num_blocks", "one configuration"]),
+    "a key that is not text": ("suites", {3: {}}, ["suites", "3", "not text"]),
+    "a number of 400 digits": ("defaults.training.lr", 10**400, ["lr", "number"]),
+    "a name that is a path": ("suites.../x", {"datasets": ["darcy"], "models": ["flare"]}, ["suites"]),
+    "a label with markup": ("models.flare.label", "$\\bad$", ["models.flare.label"]),
+    "a model called like a predictor": ("models.constant", {"label": "C", "role": "ranked", "name": "backbone", "mixer": "full"}, ["'constant'", "twice"]),
+    "two benchmarks of one label": ("datasets.darcy.label", "elasticity ", ["datasets", "'elasticity'", "twice"]),
     "a shared option nobody takes": ("defaults.model.num_latent", 3, ["defaults.model", "did you mean 'num_latents'"]),
     "a suite's option nobody takes": ("suites.figure4.model", {"qk_nrom": True}, ["suites.figure4.model", "did you mean 'qk_norm'"]),
     "an unknown predictor": ("predictors.pca_rigde", {"label": "P"}, ["predictors", "did you mean 'pca_ridge'"]),
-    "two models of one label": ("models.full.label", "FLARE", ["'FLARE'", "twice"]),
+    "two models of one label": ("models.full.label", "FLARE", ["'flare'", "twice"]),
     "a section that is missing": ("models", {}, ["models"]),
 }
 
@@ -167,7 +177,7 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken_configuration_is_refused(config, what):
     path, value, words = BROKEN[what]
-    set_key(config, path, value)
+    set_key(config, path, value) if ".." not in path else config["suites"].update({"../x": value})
     config["scale"] = "smoke" if path != "scale" else value
     with pytest.raises(ValueError) as caught:
         spec.expand(config)

@@ -371,6 +371,14 @@ def test_a_checkpoint_of_another_spec_is_not_used(run_spec, dataset, tmp_path, m
     assert bits(folder) == bits(tmp_path / "fresh")
 
 
+def test_a_damaged_checkpoint_is_not_the_end_of_a_run(run_spec, dataset, tmp_path, capsys):
+    run = training.build_run(run_spec, store.read(dataset))
+    training.save_checkpoint(run, tmp_path / "checkpoint.pt")
+    os.truncate(tmp_path / "checkpoint.pt", 2000)
+    training.restore_checkpoint(run, tmp_path / "checkpoint.pt")
+    assert "damaged" in capsys.readouterr().out and run.progress.steps == 0
+
+
 # The command line
 
 

@@ -34,6 +34,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
         yield partial
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -125,7 +127,9 @@ def records(plan: dict):
         if entry.get("absent"):
             rows.append(row | {"run": "", "status": entry["absent"], "metric": "status"})
             continue
-        _, result = read_run(entry["run"])
+        spec, result = read_run(entry["run"])
+        if spec != read_json(Path(entry["run"]) / "spec.json"):
+            raise ValueError(f"{entry['run']}: metrics.json is the record of another spec than spec.json; delete it and run again")
         row |= {"status": result["status"], "data_source": result["provenance"]["dataset"]["source"]}
         values = {name: value for name, value in result["metrics"].items() if value is not None}
         rows += [row | {"metric": name, "value": value} for name, value in (values or {"status": None}).items()]

@@ -13,7 +13,6 @@ import ast
 import functools
 import itertools
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import jsonschema
 import yaml
 
 from flarepp.errors import unknown
+from flarepp.record import sha256
 
 SCALES = ("smoke", "quick", "desk", "paper")
 PACKAGE = Path(__file__).parent
@@ -62,11 +62,23 @@ class Plan:
         """What the data rule needs, as one line."""
         return json.dumps(self.datasets[dataset], sort_keys=True)
 
-    def published_files(self, dataset: str) -> list[str]:
-        """Published files that are there and that the dataset is read from; none when it is generated."""
-        spec = self.datasets[dataset]
-        files = _constant(PACKAGE / "data" / f"{dataset}.py", "PUBLISHED_FILES") if spec["source"] == "path" else ()
-        return [str(path) for path in (Path(spec["root"]) / file for file in files) if path.exists()]
+    def published_json(self, dataset: str) -> str:
+        """sha256 of the published files a dataset is read from, as one line; empty when it is generated.
+
+        A file whose size and time are those of the dataset's card is not read again, and one that is gone counts as
+        unchanged: what was made from it stays valid.
+        """
+        spec, card = self.datasets[dataset], Path(f"results/{self.scale}/data/{dataset}.json")
+        if spec["source"] != "path":
+            return ""
+        known = json.loads(card.read_text(encoding="utf-8")).get("published", {}) if card.exists() else {}
+        digests = {}
+        for file in _constant(PACKAGE / "data" / f"{dataset}.py", "PUBLISHED_FILES"):
+            path, seen = Path(spec["root"]) / file, known.get(file, {})
+            stat = path.stat() if path.is_file() else None
+            unchanged = stat is None or [stat.st_size, stat.st_mtime_ns] == seen.get("size_and_time")
+            digests[file] = seen.get("sha256") if unchanged else sha256(path)
+        return json.dumps(digests, sort_keys=True)
 
     def suite_json(self, suite: str) -> str:
         """What the records rule needs to know about a suite, as one line."""
@@ -92,7 +104,7 @@ def expand(config: dict) -> Plan:
     plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], datasets, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     _check_names(chosen)
-    for suite in sorted(chosen["suites"], key=lambda name: (len(chosen["suites"][name].get("axes", {})), name)):
+    for suite in sorted(chosen["suites"], key=lambda name: len(chosen["suites"][name].get("axes", {}))):
         plan.suites[suite] = list(_suite_entries(plan, known, suite, chosen, by_dataset))
     return plan
 
@@ -113,6 +125,8 @@ def pick(value: object, scale: str, dataset: str, names: list[str], path: str = 
         raise ValueError(f"{path}: got null; give a value, or leave the key out to keep what it overrides")
     if not isinstance(value, dict):
         return value
+    if other := [key for key in value if not isinstance(key, str)]:
+        raise ValueError(f"{path or 'the top level'}: the key {other[0]!r} is not text")
     selectors = {"default", *SCALES, *names}
     if path != "datasets" and selectors & set(value):
         allowed = [*(SCALES if set(value) & set(SCALES) else names), "default"]
@@ -139,13 +153,13 @@ def _refuse(validator, value: dict, context: str, prefix: str) -> None:
 
 @functools.cache
 def _validator(definition: str | None = None):
-    """Draft 2020-12, stricter: an integer is no 16.0, a number is finite. One `$defs` entry of the schema, or all of it."""
+    """Draft 2020-12, stricter: an integer is no 16.0, a number lies within 1e300. One `$defs` entry of the schema, or all of it."""
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     draft = jsonschema.Draft202012Validator
     draft.check_schema(schema)
     checker = draft.TYPE_CHECKER.redefine_many({
         "integer": lambda _, value: isinstance(value, int) and not isinstance(value, bool),
-        "number": lambda _, value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)})
+        "number": lambda _, value: isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300})
     if definition is not None:
         schema = {"$schema": schema["$schema"], "$ref": f"#/$defs/{definition}", "$defs": schema["$defs"]}
     return jsonschema.validators.extend(draft, type_checker=checker)(schema)
@@ -218,10 +232,13 @@ def _check_grid(options: dict, where: str) -> None:
 
 def _check_names(chosen: dict) -> None:
     """Labels that tell models apart, predictors there is code for, shared options that some model takes."""
-    labels = [section["label"] for section in (chosen["models"] | chosen["predictors"]).values()]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ValueError(f"models: the label {label!r} is given twice; tables could not tell the rows apart")
+    for sections in (("models", "predictors"), ("datasets",)):
+        keys = [key for name in sections for key in chosen[name]]
+        labels = [section["label"].strip().casefold() for name in sections for section in chosen[name].values()]
+        for what, given in (("key", keys), ("label", labels)):
+            if twice := [item for item in given if given.count(item) > 1]:
+                raise ValueError(f"{' and '.join(sections)}: the {what} {twice[0]!r} is given twice; tables could not tell "
+                                 "them apart")
     known = _dict_keys(PACKAGE / "predictors.py", "PREDICTORS")
     _known(chosen["predictors"], known, "predictors", "predictor")
     taken = {key for name, section in chosen["models"].items() for key in _accepted(section, f"models.{name}")}
@@ -231,9 +248,6 @@ def _check_names(chosen: dict) -> None:
         options = {key for name in section["models"] for key in _accepted(chosen["models"][name], f"models.{name}")}
         _known(section.get("model", ()), options, f"suites.{suite}.model", "key")
         _known(section.get("axes", ()), sorted(options | set(_training_keys())), f"suites.{suite}.axes", "key")
-        if section.get("axes") and section.get("predictors"):
-            raise ValueError(f"suites.{suite}.axes: got {list(section['axes'])}; a suite with predictors is a table with "
-                             "one configuration a model and takes none")
 
 
 def _suite_entries(plan: Plan, known: dict, suite: str, chosen: dict, by_dataset: dict):

@@ -11,6 +11,7 @@ import csv
 import fcntl
 import math
 import os
+import pickle
 import platform
 import resource
 import subprocess
@@ -222,7 +223,11 @@ def restore_checkpoint(run: Run, path: Path) -> None:
     """Continue from `path` if it exists."""
     if not path.exists():
         return
-    state = torch.load(path, map_location=run.device, weights_only=True)
+    try:
+        state = torch.load(path, map_location=run.device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        print(f"{path} is damaged ({str(error).splitlines()[0]}); starting from the first step", flush=True)
+        return
     run.model.load_state_dict(state["model"])
     run.optimiser.load_state_dict(state["optimiser"])
     run.progress = Progress(**state["progress"])

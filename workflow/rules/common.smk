@@ -16,6 +16,15 @@ FIGURE_FOLDER = f"paper_figures/{SCALE}"
 TABLES = {"table1": "table1", "table4": "table1", "table5": "table1"}
 FIGURES = {"figure4": "figure4", "figure6": "table1", "figure7": "table1"}
 
+# The axes along which each suite's artefacts can tell runs apart.
+AXES = {"table1": (), "figure4": ("num_blocks", "precision")}
+for suite, known in AXES.items():
+    if suite not in PLAN.suites:
+        raise WorkflowError(f"suites: the suite {suite!r} is missing; its tables and figures are part of the pipeline")
+    for key in config["suites"][suite].get("axes", {}):
+        if key not in known:
+            raise WorkflowError(f"suites.{suite}.axes: got {key!r}; allowed: {', '.join(known) or 'none'}")
+
 
 wildcard_constraints:
     dataset="|".join(PLAN.datasets),
@@ -25,7 +34,7 @@ wildcard_constraints:
 
 
 # What a run leaves that later steps read; `all` asks for it, so that a deleted file is made again.
-RUN_FILES = ["metrics.json", "history.csv", "predictions.h5", "model.safetensors"]
+RUN_FILES = ["spec.json", "metrics.json", "history.csv", "predictions.h5", "model.safetensors"]
 
 
 def records_of(suite):

@@ -3,7 +3,6 @@
 
 rule dataset:
     input:
-        published=lambda wildcards: PLAN.published_files(wildcards.dataset),
         code=lambda wildcards: spec.sources(f"flarepp.data.{wildcards.dataset}"),
     output:
         store=f"{RESULTS}/data/{{dataset}}.h5",
@@ -17,6 +16,7 @@ rule dataset:
         mem_mb=4000,
     params:
         spec=lambda wildcards: PLAN.dataset_json(wildcards.dataset),
+        published=lambda wildcards: PLAN.published_json(wildcards.dataset),
         generated=f"{RESULTS}/data/generated",
     message:
         "dataset {wildcards.dataset}"

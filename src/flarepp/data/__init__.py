@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flarepp.data import store
 from flarepp.errors import unknown
-from flarepp.record import write_json
+from flarepp.record import sha256, write_json
 
 
 def prepare(spec: dict, path: Path, card: Path, generated: Path, num_workers: int) -> None:
@@ -36,4 +36,12 @@ def prepare(spec: dict, path: Path, card: Path, generated: Path, num_workers: in
                                     f"{spec['name']} there, or set data.source to 'generate'")
         benchmark = module.read_published(root, spec)
     store.write(benchmark, path)
-    write_json(benchmark.card | {"fingerprint": benchmark.fingerprint}, card)
+    published = {} if spec["source"] == "generate" else {"published": _seen(module, Path(spec["root"]))}
+    write_json(benchmark.card | published | {"fingerprint": benchmark.fingerprint}, card)
+
+
+def _seen(module, root: Path) -> dict:
+    """What tells whether the published files are still those that were read: digest, size and time of each."""
+    stats = {file: (root / file).stat() for file in module.PUBLISHED_FILES}
+    return {file: {"sha256": sha256(root / file), "size_and_time": [stat.st_size, stat.st_mtime_ns]}
+            for file, stat in stats.items()}

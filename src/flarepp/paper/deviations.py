@@ -19,6 +19,9 @@ from flarepp.paper.typeset import plain
 VARIED = {"figure4": ("model.num_blocks", "training.precision")}
 LEFT_OUT = ("training.seed", "derived.head_dim")  # the latter follows from width and heads
 NORMS = {"fp32": "layernorm", "fp16": "rmsnorm"}
+# What no table of the paper prints: the mixers as it defines them, Darcy's gradient term (FLARE study).
+MIXER_OPTIONS = {"model.seed_norm": True, "model.qk_norm": False}
+GRADIENT_WEIGHT = {"darcy": 0.1}
 NAMED = 8  # differences that are spelled out; the rest is counted
 
 
@@ -57,7 +60,14 @@ def _differences(run: settings.Run, suite: str) -> list[str]:
         if not _same(ours.get(key), paper):
             name = re.sub(r" \(.*\)$", "", settings.name(key))
             found.append(f"{name} {plain(ours.get(key))} ({paper})")
-    return found
+    return found + _unprinted(run)
+
+
+def _unprinted(run: settings.Run) -> list[str]:
+    """Differences in what is known of the paper's runs without being in its tables; a row runs the mixer of its name."""
+    expected = MIXER_OPTIONS | {"training.gradient_weight": GRADIENT_WEIGHT.get(run.dataset, 0), "model.mixer": run.model}
+    return [f"{key.split('.')[1].replace('_', ' ')} {plain(run.settings[key])} ({plain(value)})"
+            for key, value in expected.items() if key in run.settings and run.settings[key] != value]
 
 
 def _same(value: object, text: str) -> bool:

@@ -65,6 +65,7 @@ class Run:
     """One run of a suite; `settings` is its flattened spec, {"section.key": value}."""
 
     folder: str
+    model: str
     label: str
     dataset: str
     dataset_label: str
@@ -83,6 +84,7 @@ def read(records: pandas.DataFrame, suite: str = "table1") -> list[Run]:
     return [
         Run(
             row.run,
+            row.model,
             row.label,
             row.dataset,
             row.dataset_label,
