@@ -65,7 +65,7 @@ def assert_close(ours, theirs, tolerance):
         assert (ours - theirs).abs().max() <= tolerance * max(1.0, theirs.abs().max())
 
 
-def compare(leaves, through, mask=None, tolerance=1e-12, call=attend_with_lse):
+def assert_equals_twin(leaves, through, mask=None, tolerance=1e-12, call=attend_with_lse):
     """Our values and gradients in the leaves' dtype against the twin in FP64 on the same numbers."""
     exact = [leaf.detach().to(FP64).requires_grad_() for leaf in leaves]
     ours, theirs = call(*leaves, scale=SCALE, key_mask=mask), twin(*exact, SCALE, mask)
@@ -115,7 +115,7 @@ def test_other_devices_are_refused(device):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_fp64_equals_the_twin(size, masked, through):
-    compare(inputs(size), through, random_mask(size[0], size[3]) if masked else None)
+    assert_equals_twin(inputs(size), through, random_mask(size[0], size[3]) if masked else None)
 
 
 @pytest.mark.parametrize("through", THROUGH)
@@ -125,7 +125,7 @@ def test_fp64_equals_the_twin(size, masked, through):
 def test_other_dtypes_equal_the_twin(size, dtype, tolerance, masked, through):
     leaves = inputs(size, dtype)
     mask = random_mask(size[0], size[3]) if masked else None
-    compare(leaves, through, mask, tolerance)
+    assert_equals_twin(leaves, through, mask, tolerance)
     out, lse = attend_with_lse(*leaves, scale=SCALE, key_mask=mask)
     assert (out.dtype, lse.dtype) == (dtype, FP32)
 
@@ -163,7 +163,7 @@ def test_masked_keys_above_very_negative_scores(dtype, depth, tolerance, through
     q, k, v = inputs((2, 1, 3, 5, 4), dtype)
     k = (-depth * (1 + k.detach().abs())).requires_grad_()
     q = (1 + q.detach().abs()).requires_grad_()
-    compare([q, k, v], through, random_mask(2, 5, empty_last=False) & (torch.arange(5) < 3), tolerance)
+    assert_equals_twin([q, k, v], through, random_mask(2, 5, empty_last=False) & (torch.arange(5) < 3), tolerance)
 
 
 # --- without keys
@@ -300,7 +300,7 @@ def test_layouts_of_the_incoming_gradients(layout, through):
 def test_shared_latents_sum_their_gradient_over_the_batch(masked, through):
     q, k, v = inputs((3, 2, 4, 6, 5))
     leaves = [q[:1].detach().requires_grad_(), k, v]
-    compare(leaves, through, random_mask(3, 6) if masked else None)
+    assert_equals_twin(leaves, through, random_mask(3, 6) if masked else None)
 
 
 def test_inputs_and_incoming_gradients_are_left_alone():
@@ -332,7 +332,7 @@ def test_merged_shards_equal_dense(bounds, masked, through):
     if masked:  # sample 0 empty in the first half, sample 1 empty everywhere
         mask = random_mask(3, 17, empty_last=False)
         mask[0, :9], mask[1] = False, False
-    compare(inputs((3, 2, 4, 17, 5)), through, mask,
+    assert_equals_twin(inputs((3, 2, 4, 17, 5)), through, mask,
             call=lambda q, k, v, scale, key_mask: shards_of((q, k, v), bounds, key_mask))
 
 
@@ -546,7 +546,7 @@ def cuda_numbers(monkeypatch):
 @pytest.mark.parametrize("size", [(2, 3, 5, 7, 8), (3, 2, 33, 16, 16), (1, 1, 32, 1, 8)], ids=str)
 def test_numbers_of_the_cuda_path(cuda_numbers, size, kernel, masked, through):
     cuda_numbers(kernel)
-    compare(inputs(size), through, random_mask(size[0], size[3]) if masked else None)
+    assert_equals_twin(inputs(size), through, random_mask(size[0], size[3]) if masked else None)
 
 
 @pytest.mark.parametrize("through", THROUGH)
@@ -554,7 +554,7 @@ def test_numbers_of_the_cuda_path(cuda_numbers, size, kernel, masked, through):
 def test_the_widest_heads_of_the_cuda_path(cuda_numbers, head_dim, through):
     """Whichever kernel serves them takes the backward too, a channel wider for the gradient of lse."""
     cuda_numbers(kernel_for("cuda", FP16, head_dim, False))
-    compare(inputs((1, 1, 2, 3, head_dim)), through)
+    assert_equals_twin(inputs((1, 1, 2, 3, head_dim)), through)
 
 
 # --- CUDA's path without CUDA: the real operators' schemas, shapes and dtypes on fake tensors

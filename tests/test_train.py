@@ -379,6 +379,19 @@ def test_a_damaged_checkpoint_is_not_the_end_of_a_run(run_spec, dataset, tmp_pat
     assert "damaged" in capsys.readouterr().out and run.progress.steps == 0
 
 
+def test_lack_of_memory_is_no_damage(run_spec, dataset, tmp_path, monkeypatch):
+    """A sound checkpoint that does not fit makes the run `oom`; it is not started over."""
+    run = training.build_run(run_spec, store.read(dataset))
+    training.save_checkpoint(run, tmp_path / "checkpoint.pt")
+
+    def fail(*_, **__):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        training.restore_checkpoint(run, tmp_path / "checkpoint.pt")
+
+
 # The command line
 
 

@@ -226,6 +226,8 @@ def restore_checkpoint(run: Run, path: Path) -> None:
     try:
         state = torch.load(path, map_location=run.device, weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        if is_out_of_memory(error):
+            raise
         print(f"{path} is damaged ({str(error).splitlines()[0]}); starting from the first step", flush=True)
         return
     run.model.load_state_dict(state["model"])
