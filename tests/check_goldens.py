@@ -28,8 +28,10 @@ from flarepp.models import build_model
 from flarepp.optimise import build_optimiser, optimiser_step
 
 OUTPUT, GRADIENT, TRAJECTORY = 1e-10, 1e-8, 1e-9
+POSITIONS = 1e-6  # a table of distances computed in FP32 on both sides
 KINDS = {"mha": "full", "flare": "flare", "flarepp": "flarepp", "flarepp_shared": "flarepp_shared",
-         "flarepp_anchored": "flarepp_anchored"}
+         "flarepp_anchored": "flarepp_anchored", "transolver": "transolver", "transolverpp": "transolverpp",
+         "transolver3": "transolver3"}
 MIXER_NAMES = [  # reference name -> ours
     (r"\bk_proj\.fc\b", "key_proj"), (r"\bv_proj\.fc\b", "value_proj"), (r"\bk_proj\b", "key_proj"),
     (r"\bv_proj\b", "value_proj"), (r"\blatent_q_fixed\b", "latents"), (r"\blatent_q0\b", "seeds"),
@@ -37,14 +39,47 @@ MIXER_NAMES = [  # reference name -> ours
     (r"\bk0_proj\b", "routing_proj"), (r"\bq0_norm\b", "seed_norm"), (r"\bk0_norm\b", "routing_key_norm"),
     (r"\bq_norm\b", "query_norm"), (r"\bk_norm\b", "key_norm"),
 ]
+SLICE_NAMES = [
+    (r"\bin_project_fx\b", "token_proj"), (r"\bin_project_x\b", "routing_proj"), (r"\bin_project_slice\b", "slice_proj"),
+    (r"\bproj_temperature\b", "temperature_proj"), (r"\bto_q\b", "slice_attention.query_proj"),
+    (r"\bto_k\b", "slice_attention.key_proj"), (r"\bto_v\b", "slice_attention.value_proj"),
+    (r"\bto_out(\.0|_linear)\b", "out_proj"),
+]
+MIXER_NAMES += SLICE_NAMES
 MLP_NAMES = [(r"\bfc1\b", "input"), (r"\bfcs\b", "hidden"), (r"\bfc2\b", "output")]
 BACKBONE_NAMES = [(r"^out_proj\.0\.", "out_norm."), (r"^out_proj\.1\.", "out_proj."), *MLP_NAMES, *MIXER_NAMES]
+PERCEIVER_NAMES = [
+    (r"^encoder\.latent_q$", "latents"), (r"^encoder\.ln\.", "encoder_norm."), (r"^decoder\.ln1\.", "latent_norm."),
+    (r"^decoder\.ln2\.", "token_norm."), (r"^out_proj\.ln\.", "out_norm."), (r"^out_proj\.mlp\.", "out_proj."),
+    (r"\.ln(?=[12]\.)", ".norm"), (r"\.att\.", "."), (r"\.mlp\.", ".ffn."), (r"\bq_proj\b", "query_proj"), (r"\bk_proj\b", "key_proj"),
+    (r"\bv_proj\b", "value_proj"), *MLP_NAMES,
+]
+SET_TRANSFORMER_NAMES = [
+    (r"^out_proj\.0\.", "out_norm."), (r"^out_proj\.1\.", "out_proj."), (r"\.attn\.I$", ".inducing_points"),
+    (r"\.attn\.mab0\.", ".encode_block."), (r"\.attn\.mab1\.", ".decode_block."), (r"\.ln0\.", ".norm1."), (r"\.ln1\.", ".norm2."),
+    (r"\bfc_q\b", "query_proj"), (r"\bfc_k\b", "key_proj"), (r"\bfc_v\b", "value_proj"), (r"\bfc_o\b", "out_proj"), *MLP_NAMES,
+]
+LNO_NAMES = [
+    (r"^trunk_projector\.", "trunk_proj."), (r"^branch_projector\.", "branch_proj."), (r"^attention_projector\.", "score_proj."),
+    (r"^out_mlp\.", "out_proj."), (r"^attn_blocks\.", "blocks."), (r"\.ln(?=[12]\.)", ".norm"), (r"\.mlp\.0\.", ".ffn_input."),
+    (r"\.mlp\.2\.", ".ffn_output."), (r"\.self_attn\.Wq\.", ".query_proj."), (r"\.self_attn\.Wk\.", ".key_proj."),
+    (r"\.self_attn\.Wv\.", ".value_proj."), (r"\.self_attn\.proj\.", ".out_proj."),
+]
+GNOT_NAMES = [
+    (r"^preprocess_x\.", "x_proj."), (r"^preprocess_z\.", "f_proj."), (r"\.linear_pre\.0\.", ".input."), (r"\.linear_post\.", ".output."),
+    *((rf"\.ln{index + 1}\.", f".norms.{index}.") for index in range(5)), (r"\.selfattn\.", ".self_attention."),
+    (r"\.crossattn\.", ".cross_attention."), (r"\.key\.", ".key_proj."), (r"\.query\.", ".query_proj."), (r"\.value\.", ".value_proj."),
+    (r"\.proj\.", ".out_proj."), (r"\.moe_mlp([12])\.(\d+)\.0\.", r".experts\1.experts.\2.input."),
+    (r"\.moe_mlp([12])\.(\d+)\.2\.", r".experts\1.experts.\2.output."), (r"\.gatenet\.", ".gate."),
+    (r"^fc1\.", "out_proj.input."), (r"^fc2\.", "out_proj.output."),
+]
 
 
 class Golden:
     """One file: arrays by key, meta."""
 
     def __init__(self, path: Path):
+        self.path = path
         with np.load(path, allow_pickle=False) as file:
             self.arrays = {key: file[key] for key in file.files if key != "meta"}
             self.meta = json.loads(str(file["meta"]))
@@ -54,9 +89,23 @@ class Golden:
         return torch.from_numpy(np.array(self.arrays[key]))
 
     def group(self, prefix: str, names) -> dict[str, torch.Tensor]:
-        """Arrays below `prefix`/, reference names turned into ours."""
-        return {rename(key.removeprefix(prefix + "/"), names): self.tensor(key)
-                for key in self.arrays if key.startswith(prefix + "/")}
+        """Arrays below `prefix`/, reference names turned into ours, in the shapes of ours."""
+        found = {}
+        for key in self.arrays:
+            if key.startswith(prefix + "/"):
+                found |= in_our_shape(key.removeprefix(prefix + "/"), self.tensor(key), names)
+        return found
+
+
+def in_our_shape(name: str, value: torch.Tensor, names) -> dict[str, torch.Tensor]:
+    """One reference array as ours: Transolver-3's fused input projection is two of ours, its leading axis of one goes."""
+    if match := re.fullmatch(r"(.*\b)in_project\.(weight|bias)", name):
+        parts = value.chunk(2)  # what is averaged, what is routed by
+        return {f"{rename(match[1], names)}{ours}.{match[2]}": part
+                for ours, part in zip(("token_proj", "routing_proj"), parts, strict=True)}
+    if re.search(r"(^|\.)(temperature|bias)$", name) and value.ndim == 4:
+        value = value[0]  # [H, 1, 1]
+    return {rename(name, names): value}
 
 
 def rename(name: str, names) -> str:
@@ -119,6 +168,19 @@ def mixer(golden: Golden):
     return check_module(golden, build_mixer(kind, norm=norm, **ctor), MIXER_NAMES)
 
 
+def slice_mixer(golden: Golden):
+    """Transolver, Transolver++ (the uniform numbers of its noise given) and Transolver-3, which also runs in tiles."""
+    ctor, kind = golden.ctor, golden.path.stem.partition("_")[0]
+    sizes = {"channel_dim": ctor["dim"], "num_heads": ctor["heads"], "num_latents": ctor["slice_num"]}
+    if ctor.get("dim_head", ctor["dim"] // ctor["heads"]) * ctor["heads"] != ctor["dim"] or ctor.get("dropout"):
+        raise LookupError("heads that do not fill the width, or dropout")
+    if kind != "transolverpp":
+        return check_module(golden, build_mixer(kind, **sizes), MIXER_NAMES)
+    module = build_mixer(kind, **sizes, eval_noise=True)
+    module.uniform = lambda logits: golden.tensor("aux/u")
+    return check_module(golden, module, MIXER_NAMES)
+
+
 def backbone_model(ctor: dict) -> torch.nn.Module:
     if ctor["kind"] not in KINDS:
         raise LookupError(f"mixer kind {ctor['kind']!r}")
@@ -132,6 +194,52 @@ def backbone_model(ctor: dict) -> torch.nn.Module:
 
 def backbone(golden: Golden):
     return check_module(golden, backbone_model(golden.ctor), BACKBONE_NAMES)
+
+
+def architecture(golden: Golden, name: str, names, options: dict):
+    """One of the complete models; `options` maps our keywords to the constructor arguments of the reference."""
+    ctor = golden.ctor
+    given = {ours: ctor[theirs] for ours, theirs in options.items()}
+    if ctor.get("act") not in (None, "gelu", "GELU") or ctor.get("dropout") or ctor.get("cross_attn"):
+        raise LookupError("another activation, dropout or cross-attention blocks")
+    return check_module(golden, build_model(name, **given), names)
+
+
+def perceiver_io(golden: Golden):
+    same = ("in_dim", "out_dim", "channel_dim", "num_heads", "num_blocks", "num_latents")
+    return architecture(golden, "perceiver_io", PERCEIVER_NAMES, {key: key for key in same} | {"ffn_ratio": "mlp_ratio"})
+
+
+def set_transformer(golden: Golden):
+    if golden.ctor["num_layers_in_out_proj"] != 2:
+        raise LookupError("other projections")
+    same = ("in_dim", "out_dim", "channel_dim", "num_heads", "num_blocks", "num_inducing")
+    return architecture(golden, "set_transformer", SET_TRANSFORMER_NAMES,
+                        {key: key for key in same} | {"ffn_ratio": "mlp_ratio"})
+
+
+def lno(golden: Golden):
+    if golden.ctor["model_attr"]["time"] or golden.ctor["x_dim"] != golden.ctor["y1_dim"]:
+        raise LookupError("a time-dependent operator, or two different inputs")
+    return architecture(golden, "lno", LNO_NAMES, {
+        "in_dim": "x_dim", "out_dim": "y2_dim", "channel_dim": "n_dim", "num_heads": "n_head", "num_blocks": "n_block",
+        "num_modes": "n_mode", "num_layers": "n_layer"})
+
+
+def gnot(golden: Golden):
+    """The unified-position table is the reference's own: it was computed in FP32 and then widened."""
+    ctor = golden.ctor
+    if ctor["fun_dim"] or ctor["time_input"] or ctor["act"] != "gelu" or ctor["dropout"]:
+        raise LookupError("separate input functions, time, another activation or dropout")
+    model = build_model("gnot", in_dim=ctor["space_dim"], out_dim=ctor["out_dim"], channel_dim=ctor["n_hidden"],
+                        num_heads=ctor["n_heads"], num_blocks=ctor["n_layers"], num_experts=ctor["n_experts"],
+                        ffn_ratio=ctor["mlp_ratio"], as_published=ctor["unified_pos"], reference_grid=ctor["ref"],
+                        grid=tuple(ctor["shapelist"]) if ctor["shapelist"] else None)
+    if not ctor["unified_pos"]:
+        return check_module(golden, model, GNOT_NAMES)
+    ours, theirs = model.distances.double(), golden.tensor("aux/pos")
+    model.distances = theirs
+    return [("positions", distance(ours, theirs), POSITIONS), *check_module(golden, model, GNOT_NAMES)]
 
 
 def rel_loss(golden: Golden):
@@ -217,6 +325,8 @@ def trajectory(golden: Golden):
 
 FAMILIES = {  # by the beginning of a file's name; the longest that fits
     "residual_mlp": residual_mlp, "flare_mixer_flarepy3b66": mixer, "flarepp": mixer, "mixer_backbone": backbone,
+    "transolver_mixer_flarepy3b66": slice_mixer, "transolver3_mixer_flarepy3b66": slice_mixer, "transolverpp_attn": slice_mixer,
+    "perceiverio": perceiver_io, "set_transformer": set_transformer, "lno": lno, "gnot": gnot,
     "rel_loss": rel_loss, "darcy_loss": darcy_loss, "onecycle": onecycle, "train_backbone": trajectory,
 }
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flarepp.attention import attend
 from flarepp.errors import unknown
 
 INIT_STD = 0.02  # every linear weight, latent and seed of the matched backbone starts from N(0, 0.02^2)
@@ -81,7 +82,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Set x [B, N, C] to 0 where mask [B, N] is False, whatever stands there."""
+    """Set x [..., N, C] to 0 where mask (broadcast to [..., N]) is False, whatever stands there."""
     return x if mask is None else x.masked_fill(~mask[..., None], 0)
 
 
@@ -118,3 +119,35 @@ class ResidualMLP(nn.Module):
             h = h + F.gelu(layer(h), approximate="tanh")
         y = self.output(h)
         return y + h if self.output_residual else y
+
+
+# Sums over tokens are taken at this scale, so that 10^6 of them stay within half precision; a power of two rounds nothing.
+SUM_SCALE = 2.0**-8
+SLICE_EPS = 1e-5  # added to the mass of a slice
+
+
+def slice_sums(weights: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mass and weighted sum of every slice, at SUM_SCALE and in FP32 or better (Transolver, arXiv 2402.02366, eq. 2).
+
+    weights [..., N, M], values [..., N, D], mask None or broadcastable to [..., N]; padded tokens count nowhere. Returns
+    [..., M, D + 1]: sum_n w v, and in the last channel sum_n w.
+    """
+    values = F.pad(SUM_SCALE * values, (0, 1), value=SUM_SCALE)
+    return _widened(weights.transpose(-1, -2) @ zero_padding(values, mask))
+
+
+def slice_means(sums: Tensor) -> Tensor:
+    """Weighted means [..., M, D] from `slice_sums`: sum_n w v / (sum_n w + 1e-5)."""
+    return sums[..., :-1] / (sums[..., -1:] + SUM_SCALE * SLICE_EPS)
+
+
+class SliceAttention(nn.Module):
+    """Self-attention among the M slice tokens of each head, [B, H, M, D] -> [B, H, M, D]; its maps are shared by the heads."""
+
+    def __init__(self, head_dim: int):
+        super().__init__()
+        self.scale = head_dim**-0.5
+        self.query_proj, self.key_proj, self.value_proj = (nn.Linear(head_dim, head_dim, bias=False) for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return attend(self.query_proj(tokens), self.key_proj(tokens), self.value_proj(tokens), scale=self.scale)

@@ -1,0 +1,161 @@
+"""Transolver-3: Transolver with its matrix products reassociated (Transolver-3; FLARE++, Section 4).
+
+    A_h = W_s W_x,h / tau_h,  a_h = (W_s b_x,h + b_s) / tau_h        w_n = softmax_M(A_h x_n + a_h)        (tau not clamped)
+    r_m = sum_n w_nm x_n / (sum_n w_nm + 1e-5)        t_m = W_f,h r_m + b_f,h        o: slice attention as in `transolver`
+    out_n = sum_h sum_m w_nm (W_out,h o_m) + b_out
+
+Plain, it holds the slice weights [B, N, H, M] of all tokens. With `tile` tokens at a time it holds those of one tile and
+computes them again in the backward pass. Same weights, `tile` set: exactly Transolver's function, t = (W_f sum w x + b_f sum w) /
+(sum w + 1e-5). The plain form adds b_f unweighted, so its t exceeds Transolver's by 1e-5 b_f / (sum_n w_nm + 1e-5).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from flarepp.layers import (SLICE_EPS, SUM_SCALE, SliceAttention, head_width, init_linears, slice_means, slice_sums,
+                            zero_padding)
+
+FIRST_TEMPERATURE = 0.5
+
+
+class Mixer(nn.Module):
+    """x [B, N, C] -> [B, N, C] with `num_latents` M slices, all tokens at once or `tile` of them at a time."""
+
+    sum_over_tokens = staticmethod(lambda sums: sums)  # context parallelism replaces it
+
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *, tile: int | None = None):
+        super().__init__()
+        head_dim = head_width(channel_dim, num_heads)
+        if tile is not None and tile < 1:
+            raise ValueError(f"tile: got {tile}; allowed: a number of tokens from 1 on, or none")
+        self.num_heads, self.tile = num_heads, tile
+        self.token_proj, self.routing_proj = nn.Linear(channel_dim, channel_dim), nn.Linear(channel_dim, channel_dim)
+        self.slice_proj = nn.Linear(head_dim, num_latents)
+        self.temperature = nn.Parameter(torch.full((num_heads, 1, 1), FIRST_TEMPERATURE))
+        self.slice_attention = SliceAttention(head_dim)
+        self.out_proj = nn.Linear(channel_dim, channel_dim)
+        init_linears(self)
+        nn.init.orthogonal_(self.slice_proj.weight)
+
+    def by_head(self, matrix: Tensor) -> Tensor:
+        """[C, ...] -> [H, D, ...]"""
+        return matrix.unflatten(0, (self.num_heads, -1))
+
+    def logit_map(self) -> tuple[Tensor, Tensor]:
+        """A [H M, C] and a [H M]: from tokens straight to the logits of their slices."""
+        weight = self.slice_proj.weight @ self.by_head(self.routing_proj.weight) / self.temperature  # [H, M, C]
+        bias = F.linear(self.by_head(self.routing_proj.bias), self.slice_proj.weight, self.slice_proj.bias)  # [H, M]
+        return weight.flatten(0, 1), (bias / self.temperature[..., 0]).flatten()
+
+    def slice_values(self, sums: Tensor) -> Tensor:
+        """What each slice hands to its tokens, [B, H M, C], from the sums [B, H M, C + 1] over all tokens."""
+        sums = self.sum_over_tokens(sums).unflatten(1, (self.num_heads, -1))  # [B, H, M, C + 1]
+        share = 1 if self.tile is None else sums[..., -1:] / (sums[..., -1:] + SUM_SCALE * SLICE_EPS)
+        tokens = slice_means(sums) @ self.by_head(self.token_proj.weight).transpose(1, 2)  # [B, H, M, D]
+        tokens = tokens + share * self.by_head(self.token_proj.bias)[:, None]
+        mixed = self.slice_attention(tokens)  # [B, H, M, D]
+        return (mixed @ self.by_head(self.out_proj.weight.T).to(mixed.dtype)).flatten(1, 2)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.tile is not None:
+            return self.tiled(x, mask)
+        x = zero_padding(x, mask)
+        weights = torch.softmax(F.linear(x, *self.logit_map()).unflatten(-1, (self.num_heads, -1)), -1).flatten(2)  # [B, N, H M]
+        values = self.slice_values(slice_sums(weights, x, mask))  # [B, H M, C]
+        return zero_padding(weights @ values.to(weights.dtype) + self.out_proj.bias, mask)
+
+    def tiled(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The same in tiles: one pass over the tokens for the sums, one for the outputs."""
+        tiles = _Tiles(x, mask, self.num_heads, self.tile)
+        sums = _TiledSums.apply(tiles, x, *self.logit_map())  # [B, H M, C + 1]
+        return _TiledOutputs.apply(tiles, self.slice_values(sums), self.out_proj.bias)
+
+
+class _Tiles:
+    """The tokens in tiles, their slice weights on demand, and what the backward pass of the outputs leaves for that of the sums."""
+
+    def __init__(self, x: Tensor, mask: Tensor | None, num_heads: int, tile: int):
+        device = x.device.type
+        half = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+        self.dtype = torch.get_autocast_dtype(device) if half else x.dtype
+        self.x, self.mask, self.num_heads = x.detach(), mask, num_heads
+        self.spans = [slice(start, start + tile) for start in range(0, max(x.shape[1], 1), tile)]
+
+    def tokens(self, span: slice) -> Tensor:
+        """x [B, T, C] of one tile, padding zeroed."""
+        return zero_padding(self.x[:, span].to(self.dtype), self.mask_of(span))
+
+    def mask_of(self, span: slice) -> Tensor | None:
+        return None if self.mask is None else self.mask[:, span]
+
+    def weights(self, tokens: Tensor) -> Tensor:
+        """Slice weights [B, T, H M] of a tile's tokens [B, T, C]; the softmax runs in FP32 or better."""
+        logits = F.linear(tokens, self.weight.to(self.dtype), self.bias.to(self.dtype)).unflatten(-1, (self.num_heads, -1))
+        wide = torch.promote_types(self.dtype, torch.float32)
+        return torch.softmax(logits, -1, dtype=wide).to(self.dtype).flatten(2)
+
+
+class _TiledSums(torch.autograd.Function):
+    """`slice_sums` [B, H M, C + 1] of all tokens; its backward pass also does that of `_TiledOutputs` with respect to x, A, a."""
+
+    @staticmethod
+    def forward(ctx, tiles, x, weight, bias):
+        ctx.tiles = tiles
+        tiles.weight, tiles.bias = weight.detach(), bias.detach()
+        sums = 0
+        with torch.autocast(x.device.type, enabled=False):
+            for span in tiles.spans:
+                tokens = tiles.tokens(span)
+                sums = sums + slice_sums(tiles.weights(tokens), tokens, tiles.mask_of(span))
+        return sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_sums):
+        tiles, grad_x = ctx.tiles, torch.empty_like(ctx.tiles.x)
+        grad_sums = (SUM_SCALE * grad_sums).to(tiles.dtype)
+        grad_weight, grad_bias = torch.zeros_like(tiles.weight), torch.zeros_like(tiles.bias)
+        for span in tiles.spans:
+            tokens, mask = tiles.tokens(span), tiles.mask_of(span)
+            weights = tiles.weights(tokens)  # [B, T, H M]
+            one = zero_padding(F.pad(tokens, (0, 1), value=1), mask)
+            grads = tiles.grad_out[:, span] @ tiles.values.transpose(1, 2)  # [B, T, H M]
+            grads.baddbmm_(one, grad_sums.transpose(1, 2))
+            grads = _softmax_backward(grads, weights, tiles.num_heads)
+            grad_x[:, span] = zero_padding(grads @ tiles.weight.to(tiles.dtype) + weights @ grad_sums[..., :-1], mask)
+            grad_weight += (grads.flatten(0, 1).T @ tokens.flatten(0, 1)).to(grad_weight.dtype)
+            grad_bias += grads.sum((0, 1), dtype=grad_bias.dtype)
+        return None, grad_x, grad_weight, grad_bias
+
+
+def _softmax_backward(grads: Tensor, weights: Tensor, num_heads: int) -> Tensor:
+    """Gradient of the logits [B, T, H M] from that of the slice weights."""
+    grads, weights = (t.unflatten(-1, (num_heads, -1)) for t in (grads, weights))
+    return torch._softmax_backward_data(grads, weights, -1, weights.dtype).flatten(2)
+
+
+class _TiledOutputs(torch.autograd.Function):
+    """out [B, N, C] = slice weights x values [B, H M, C] + bias [C]."""
+
+    @staticmethod
+    def forward(ctx, tiles, values, bias):
+        ctx.tiles, ctx.dtypes = tiles, (values.dtype, bias.dtype)
+        tiles.values = values.to(tiles.dtype)
+        out = tiles.x.new_empty(*tiles.x.shape[:2], bias.shape[0], dtype=tiles.dtype)
+        with torch.autocast(out.device.type, enabled=False):
+            for span in tiles.spans:
+                weights = tiles.weights(tiles.tokens(span))
+                out[:, span] = zero_padding(weights @ tiles.values + bias.to(tiles.dtype), tiles.mask_of(span))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_out):
+        tiles = ctx.tiles
+        tiles.grad_out = zero_padding(grad_out, tiles.mask)
+        grad_values = sum(tiles.weights(tiles.tokens(span)).transpose(1, 2) @ tiles.grad_out[:, span] for span in tiles.spans)
+        return None, grad_values.to(ctx.dtypes[0]), tiles.grad_out.sum((0, 1)).to(ctx.dtypes[1])
