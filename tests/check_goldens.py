@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from flarepp.data.store import Affine
-from flarepp.layers import ResidualLinear, ResidualMLP
+from flarepp.layers import INIT_STD, ResidualLinear, ResidualMLP
 from flarepp.losses import central_differences, relative_l2, training_loss
 from flarepp.mixers import build_mixer
 from flarepp.models import build_model
@@ -197,9 +197,9 @@ def backbone(golden: Golden):
 
 
 def architecture(golden: Golden, name: str, names, options: dict):
-    """One of the complete models; `options` maps our keywords to the constructor arguments of the reference."""
+    """One of the complete models; `options` maps our keywords to values, or to the names of the reference's arguments."""
     ctor = golden.ctor
-    given = {ours: ctor[theirs] for ours, theirs in options.items()}
+    given = {ours: ctor[theirs] if isinstance(theirs, str) else theirs for ours, theirs in options.items()}
     if ctor.get("act") not in (None, "gelu", "GELU") or ctor.get("dropout") or ctor.get("cross_attn"):
         raise LookupError("another activation, dropout or cross-attention blocks")
     return check_module(golden, build_model(name, **given), names)
@@ -207,7 +207,7 @@ def architecture(golden: Golden, name: str, names, options: dict):
 
 def perceiver_io(golden: Golden):
     same = ("in_dim", "out_dim", "channel_dim", "num_heads", "num_blocks", "num_latents")
-    return architecture(golden, "perceiver_io", PERCEIVER_NAMES, {key: key for key in same} | {"ffn_ratio": "mlp_ratio"})
+    return architecture(golden, "perceiver_io", PERCEIVER_NAMES, {key: key for key in same} | {"ffn_ratio": "mlp_ratio", "init_std": INIT_STD})
 
 
 def set_transformer(golden: Golden):

@@ -26,6 +26,7 @@ ALLOWED = {  # part of the package -> what it may import of the package besides 
     "data": ["solvers", "record", "errors"],
     "paper": ["record"],
     "train": ["models", "data", "spec", "record", "losses", "optimise", "errors"],
+    "evaluate": ["train", "data", "record"],
 }
 TORCH_FREE = ("errors", "spec", "record", "paper", "solvers", "data", "__main__")
 QUIET = ("errors", "spec", "record", "paper", "__main__")  # importing these loads no torch, even indirectly

@@ -13,7 +13,7 @@ import yaml
 from conftest import PROJECT
 from flarepp import spec
 
-SIZES = {"smoke": 28, "quick": 34, "desk": 24, "paper": 40}
+SIZES = {"smoke": 42, "quick": 48, "desk": 38, "paper": 54}
 
 
 def set_key(config: dict, path: str, value) -> None:
@@ -45,11 +45,44 @@ def test_paper_settings_are_those_of_the_paper(config):
     assert training["gradient_weight"] == 0.1 and run["dataset"]["resolution"] == 85
 
 
+RECIPES = {  # lr, betas, weight decay on Elasticity and Darcy, batch size on both, pct_start, div, clipping
+    "perceiver_io": (1e-3, [0.9, 0.999], (1e-5, 1e-5), (2, 2), 0.1, 25, 1),
+    "set_transformer": (1e-3, [0.9, 0.999], (1e-5, 1e-5), (1, 4), 0.3, 25, 0.1),
+    "gnot": (1e-3, [0.9, 0.999], (1e-5, 5e-5), (2, 4), 0.3, 25, 0.1),
+    "lno": (1e-3, [0.9, 0.99], (5e-5, 5e-5), (4, 4), 0.2, 1e4, 1000),
+}
+SHAPES = {
+    "perceiver_io": {"channel_dim": 128, "num_heads": 8, "num_blocks": 8, "num_latents": 512, "ffn_ratio": 4,
+                     "init_std": 0.02},
+    "set_transformer": {"channel_dim": 128, "num_heads": 8, "num_blocks": 8, "num_inducing": 64, "ffn_ratio": 2},
+    "gnot": {"channel_dim": 128, "num_heads": 8, "num_blocks": 8, "num_experts": 3, "ffn_ratio": 2, "as_published": False,
+             "reference_grid": 8},
+}
+LNO = {"elasticity": (192, 3), "darcy": (128, 2)}  # width, hidden layers of the MLPs
+
+
+@pytest.mark.parametrize("model", RECIPES)
+def test_complete_architectures_keep_their_own_recipe(config, model):
+    lr, betas, decays, batches, pct_start, div, clip = RECIPES[model]
+    plan = spec.expand(config | {"scale": "paper"})
+    for dataset, decay, batch in zip(("elasticity", "darcy"), decays, batches):
+        (run,) = [run.spec for path, run in plan.runs.items() if f"/table1/{dataset}/{model}/" in path]
+        found = {key: run["training"][key] for key in ("lr", "betas", "weight_decay", "batch_size", "pct_start", "div_factor",
+                                                       "final_div_factor", "clip_norm", "eps", "ema_decay", "steps")}
+        assert found == {"lr": lr, "betas": betas, "weight_decay": decay, "batch_size": batch, "pct_start": pct_start,
+                         "div_factor": div, "final_div_factor": 1e4, "clip_norm": clip, "eps": 1e-8, "ema_decay": 0.999,
+                         "steps": 500 * 1000 // batch}
+        width, layers = LNO[dataset]
+        lno = {"channel_dim": width, "num_heads": 8, "num_blocks": 4, "num_modes": 256, "num_layers": layers}
+        assert run["model"] == {"name": model} | SHAPES.get(model, lno)
+
+
 def test_a_spec_is_complete(config):
     """Nothing defaults later: switches of the mixer are written out, norms follow precision."""
     for run in spec.expand(config).runs.values():
         assert set(run.spec["training"]) >= set(spec._training_keys()) - {"epochs"}
-        assert run.spec["model"]["norm"] == {"fp32": "layernorm", "fp16": "rmsnorm"}[run.spec["training"]["precision"]]
+        if run.spec["model"]["name"] == "backbone":
+            assert run.spec["model"]["norm"] == {"fp32": "layernorm", "fp16": "rmsnorm"}[run.spec["training"]["precision"]]
     flarepp = next(run.spec for path, run in spec.expand(config).runs.items() if "/flarepp/" in path)
     assert flarepp["model"]["seed_norm"] is True and flarepp["model"]["qk_norm"] is False
 
@@ -132,6 +165,13 @@ BROKEN = {
     "a warm-up shorter than a step": ("defaults.training.pct_start", 0.001, ["pct_start", "0.001", "> 1"]),
     "steps and epochs": ("models.flare.training", {"steps": 9, "epochs": 2}, ["steps 9", "epochs 2", "exactly one"]),
     "FP16 with LayerNorm": ("models.flare.model.norm", "layernorm", ["'layernorm'", "fp16", "rmsnorm"]),
+    "a tile of no token": ("models.transolver3.model", {"tile": 0}, ["models.transolver3", "tile", "got 0", "at least 1"]),
+    "a tile that is no number": ("models.transolver3.model", {"tile": True}, ["models.transolver3", "tile", "True"]),
+    "a tile where there is none": ("models.transolver.model", {"tile": 100}, ["models.transolver.model", "'tile'"]),
+    "a form given as text": ("models.gnot.model.as_published", "yes", ["models.gnot.model.as_published", "'yes'", "true, false"]),
+    "a mixer for a whole model": ("models.lno.mixer", "flare", ["models.lno.mixer", "'flare'", "takes no mixer"]),
+    "no experts": ("models.gnot.model.num_experts", 0, ["models.gnot", "num_experts", "at least 1"]),
+    "a size another model has": ("models.lno.model.num_latents", 4, ["models.lno.model", "'num_latents'", "num_modes"]),
     "unknown mixer": ("models.flare.mixer", "flarep", ["models.flare.mixer", "'flarep'", "did you mean 'flare"]),
     "unknown model in a suite": ("suites.table1.models", ["flair"], ["suites.table1.models", "'flair'", "did you mean 'flare'"]),
     "unknown benchmark in a suite": ("suites.table1.datasets", ["darci"], ["suites.table1.datasets", "did you mean 'darcy'"]),
@@ -210,8 +250,10 @@ def test_schema_and_configuration_are_in_step(config):
 def test_sources_of_a_run_hold_its_mixer_and_no_other(config):
     plan = spec.expand(config)
     for path, run in plan.runs.items():
-        mixers = [file for file in run.code if file.startswith("src/flarepp/mixers/") and "__init__" not in file]
-        assert mixers == [f"src/flarepp/mixers/{run.spec['model']['mixer']}.py"], path
-        assert {"src/flarepp/attention.py", "src/flarepp/train.py", "src/flarepp/models/backbone.py"} <= set(run.code)
+        own = [file for file in run.code if file.startswith(("src/flarepp/mixers/", "src/flarepp/models/")) and "__init__" not in file]
+        model = run.spec["model"]
+        mixer = [f"src/flarepp/mixers/{model['mixer']}.py"] if "mixer" in model else []
+        assert own == [*mixer, f"src/flarepp/models/{model['name']}.py"], path
+        assert {"src/flarepp/attention.py", "src/flarepp/train.py"} <= set(run.code)
         assert not any("paper" in file or "solvers" in file or "spec.py" in file for file in run.code)
         assert all((PROJECT / file).exists() for file in run.code)

@@ -392,10 +392,65 @@ def test_lack_of_memory_is_no_damage(run_spec, dataset, tmp_path, monkeypatch):
         training.restore_checkpoint(run, tmp_path / "checkpoint.pt")
 
 
+# Evaluation draws nothing from training's stream
+
+
+class Noisy(torch.nn.Module):
+    """Draws random numbers in training and in evaluation, as a mixer with `eval_noise` does."""
+
+    def __init__(self, **_):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+
+    def forward(self, features):
+        return self.linear(features) + torch.rand(features.shape[:2])[..., None]
+
+
+def test_evaluation_is_a_function_of_weights_and_data(run_spec, dataset, monkeypatch):
+    monkeypatch.setattr(training, "build_model", Noisy)
+    run = training.build_run(run_spec, store.read(dataset))
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        training.evaluate(run)
+        assert torch.equal(torch.get_rng_state(), state)
+        found.append({name: prediction for name, (prediction, _) in run.evaluated.items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in ("last", "ema"))
+    assert torch.equal(found[0]["last"], found[0]["ema"])  # equal weights, equal draws
+    run.spec["training"]["seed"] += 1
+    training.evaluate(run)
+    assert not torch.equal(run.evaluated["last"][0], found[0]["last"])
+
+
+def test_the_number_of_evaluations_does_not_change_training(run_spec, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "build_model", Noisy)
+    found = []
+    for number in (1, 24):
+        run_spec["training"]["num_evaluations"] = number
+        training.train(run_spec, dataset, tmp_path / str(number))
+        found.append(bits(tmp_path / str(number)))
+    assert found[0]["weights"] == found[1]["weights"] and found[0]["arrays"] == found[1]["arrays"]
+
+
+def test_resumed_after_the_last_step_a_noisy_model_ends_with_the_same_bits(run_spec, dataset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training, "build_model", Noisy)
+    run_spec["training"]["checkpoint_seconds"] = 0
+    training.train(run_spec, dataset, tmp_path / "undisturbed")
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "save_outputs", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+        with pytest.raises(RuntimeError, match="killed"):
+            training.train(run_spec, dataset, tmp_path / "killed")
+    training.train(run_spec, dataset, tmp_path / "killed")
+    assert "resumed at step 24" in capsys.readouterr().out
+    assert bits(tmp_path / "killed") == bits(tmp_path / "undisturbed")
+
+
 # The command line
 
 
-@pytest.mark.parametrize("words", [(), ("train",), ("data",), ("records",), ("table",), ("figure",), ("ledger",), ("predictor",)])
+@pytest.mark.parametrize("words", [(), ("train",), ("evaluate",), ("data",), ("records",), ("table",), ("figure",), ("ledger",),
+                                   ("predictor",)])
 def test_every_verb_explains_itself(flarepp, words):
     answer = flarepp(*words, "--help")
     assert answer.returncode == 0 and "usage: python -m flarepp" in answer.stdout

@@ -28,6 +28,23 @@ def train(arguments: argparse.Namespace) -> None:
     print(f"{result['status']}{': ' if result['message'] else ''}{result['message']} {json.dumps(result['metrics'])}")
 
 
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Exit code 1: the evaluation succeeded and contradicts the record."""
+    from flarepp.evaluate import evaluate as run
+
+    if not arguments.run_dir.is_dir():
+        raise FileNotFoundError(f"{arguments.run_dir}: there is no such run folder")
+    arguments.spec = arguments.run_dir / "spec.json"
+    out = arguments.out or arguments.run_dir / "evaluation"
+    result = run(arguments.run_dir, data_of(arguments), out)
+    for name in ("last", "ema"):
+        error = f"mean error {result['metrics'][name]}" if name in result["metrics"] else "diverged, the error is not finite"
+        print(f"{name}: {error}, {result['num_samples']} samples")
+    follows = result["record"]["follows"]
+    print(f"{out}: {result['record']['verdict']}", file=sys.stdout if follows else sys.stderr)
+    return 0 if follows else 1
+
+
 def predictor(arguments: argparse.Namespace) -> None:
     from flarepp.predictors import run
     from flarepp.record import read_json
@@ -80,7 +97,9 @@ def data_of(arguments: argparse.Namespace) -> Path:
 
     if arguments.data:
         return arguments.data
-    name = read_json(arguments.spec)["dataset"]["name"]
+    dataset = read_json(arguments.spec).get("dataset")
+    if not isinstance(dataset, dict) or not isinstance(name := dataset.get("name"), str):
+        raise ValueError(f"{arguments.spec}: the section 'dataset' is missing, or its name")
     folders = [parent for parent in arguments.spec.absolute().parents if parent.name == "runs"]
     path = folders[0].parent / "data" / f"{name}.h5" if folders else Path(f"{name}.h5")
     if not path.exists():
@@ -109,6 +128,12 @@ def parser() -> argparse.ArgumentParser:
         sub = verb(name, function, help)
         sub.add_argument("spec", type=Path, help="spec.json; the record is written beside it")
         sub.add_argument("--data", type=Path, help="dataset file; by default that of the same results folder")
+    sub = verb("evaluate", evaluate, "recompute predictions and errors of a finished run from its weights and compare them "
+               "with its record; exit code 1 if the record does not follow from the weights")
+    sub.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run; its own files are only read")
+    sub.add_argument("--data", type=Path, help="dataset file to evaluate on, seen through the run's normalisers; by default "
+                     "that of the same results folder")
+    sub.add_argument("--out", type=Path, help="folder for predictions.h5 and metrics.json; by default RUN_DIR/evaluation")
     sub = verb("records", records, "collect the metrics of a suite's runs into one tidy CSV")
     sub.add_argument("--plan", type=Path, help="JSON plan of the suite; by default read from standard input")
     sub.add_argument("--out", type=Path, required=True, help="CSV file to write")
@@ -129,21 +154,24 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def refuse(error: Exception) -> int:
+    """Say what is wrong with the input, in one line also where a library wrote several."""
+    print("error:", *str(error).splitlines(), file=sys.stderr)
+    return 2
+
+
 def main() -> int:
     """Run one verb. Errors of input are one line on standard error and exit code 2; a bug keeps its traceback."""
     arguments = parser().parse_args()
     try:
-        arguments.function(arguments)
+        return arguments.function(arguments) or 0
     except OSError as error:  # a missing file, a folder in place of one, no permission, a full disk
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return refuse(error)
     except ValueError as error:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if not Path(raised_in).is_relative_to(PACKAGE):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return refuse(error)
 
 
 if __name__ == "__main__":

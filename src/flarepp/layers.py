@@ -50,11 +50,11 @@ def make_norm(norm: str, dim: int, *, affine: bool = True) -> nn.Module:
     return NORMS[norm](dim, affine=affine)
 
 
-def init_linears(module: nn.Module) -> None:
-    """Weights N(0, 0.02^2) and zero biases for every Linear inside `module`."""
+def init_linears(module: nn.Module, std: float = INIT_STD) -> None:
+    """Weights N(0, std^2) and zero biases for every Linear inside `module`."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=INIT_STD)
+            nn.init.normal_(layer.weight, std=std)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 

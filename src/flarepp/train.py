@@ -65,23 +65,33 @@ class Progress:
 
 
 @dataclass
-class Run:
-    """A run in memory: what `train` builds, steps, evaluates, saves and restores."""
+class Inference:
+    """What predicts and is evaluated: one model a set of weights, the test set, the spec they run under."""
 
     spec: dict
     grid: tuple[int, ...] | None
-    train: Split
     test: Split
     target_mean: Tensor
     target_std: Tensor
-    model: nn.Module
-    optimiser: Optimiser
-    progress: Progress
-    evaluated: dict = field(default_factory=dict)  # weights name -> (predictions, errors) of the latest evaluation
+    models: dict[str, nn.Module]  # "last": the weights as they are, "ema": their average
+    evaluated: dict = field(default_factory=dict, kw_only=True)  # weights name -> latest (predictions, errors)
 
     @property
     def device(self) -> torch.device:
-        return self.train.features.device
+        return self.test.features.device
+
+
+@dataclass
+class Run(Inference):
+    """A run in memory: what `train` builds, steps, evaluates, saves and restores."""
+
+    train: Split
+    optimiser: Optimiser
+    progress: Progress
+
+    @property
+    def model(self) -> nn.Module:
+        return self.models["last"]
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -98,26 +108,34 @@ def load_split(samples: store.Samples, norm: store.Affine, device: torch.device,
     if empty.size:
         raise ValueError(f"{name} sample {empty[0]}: the target is zero everywhere, its relative error is undefined")
     features = norm.encode(samples.features).astype(np.float32)
-    return Split(torch.from_numpy(features).to(device), torch.from_numpy(samples.target).to(device))
+    return Split(torch.tensor(features, device=device), torch.tensor(samples.target, device=device))  # memory aligned by torch
 
 
-def build_run(spec: dict, benchmark: store.Benchmark) -> Run:
-    """Seed, build the model and its optimiser, load the data. Touches torch's global generator, threads and precision."""
+def build_inference(spec: dict, benchmark: store.Benchmark) -> Inference:
+    """Seed, build the model, load the test set. Touches torch's global generator, threads and precision."""
     training = spec["training"]
     torch.set_num_threads(training["num_threads"])
     torch.set_float32_matmul_precision("highest")  # no TF32 in a run called FP32
     torch.manual_seed(training["seed"])
     device = choose_device(training["device"])
-    model = build_model(**spec["model"], in_dim=benchmark.train.features.shape[-1],
-                        out_dim=benchmark.train.target.shape[-1], grid=benchmark.grid).to(device)
+    model = build_model(**spec["model"], in_dim=len(benchmark.feature_norm.mean), out_dim=len(benchmark.target_norm.mean),
+                        grid=benchmark.grid).to(device)
     mean, std = (torch.tensor(value, dtype=torch.float32, device=device)
                  for value in (benchmark.target_norm.mean, benchmark.target_norm.std))
-    train, test = (load_split(getattr(benchmark, name), benchmark.feature_norm, device, f"{benchmark.name} {name}")
-                   for name in ("train", "test"))
-    return Run(spec, benchmark.grid, train, test, mean, std, model, build_optimiser(model, training), Progress())
+    test = load_split(benchmark.test, benchmark.feature_norm, device, f"{benchmark.name} test")
+    return Inference(spec, benchmark.grid, test, mean, std, {"last": model})
 
 
-def predict(run: Run, model: nn.Module, features: Tensor) -> Tensor:
+def build_run(spec: dict, benchmark: store.Benchmark) -> Run:
+    """An `Inference` with what training adds: optimiser, averaged weights, training set."""
+    inference = build_inference(spec, benchmark)
+    train = load_split(benchmark.train, benchmark.feature_norm, inference.device, f"{benchmark.name} train")
+    optimiser = build_optimiser(inference.models["last"], spec["training"])
+    inference.models["ema"] = optimiser.average
+    return Run(**vars(inference), train=train, optimiser=optimiser, progress=Progress())
+
+
+def predict(run: Inference, model: nn.Module, features: Tensor) -> Tensor:
     """Decoded prediction [B, N, c_out] in FP32, the model under the run's precision."""
     with torch.autocast(run.device.type, dtype=torch.float16, enabled=run.spec["training"]["precision"] == "fp16"):
         encoded = model(features)
@@ -155,17 +173,29 @@ def training_step(run: Run) -> Tensor:
     return norm
 
 
+@contextmanager
+def evaluation_draws(run: Inference):
+    """Draws of the block come from the spec's seed; afterwards the generators stand where they stood."""
+    with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+        torch.manual_seed(run.spec["training"]["seed"])
+        yield
+
+
 @torch.no_grad()
-def evaluate(run: Run) -> None:
-    """Predictions [S, N, c_out] and relative L2 errors [S] of the last and the averaged weights on the test set."""
+def evaluate(run: Inference) -> None:
+    """Predictions [S, N, c_out] and relative L2 errors [S] of every set of weights on the test set.
+
+    A function of weights, data and spec, also of a model that draws in evaluation; training's draws do not notice.
+    """
     batches = run.test.features.split(run.spec["training"]["eval_batch_size"])
-    for name, model in (("last", run.model), ("ema", run.optimiser.average)):
+    for name, model in run.models.items():
         model.eval()
-        prediction = torch.cat([predict(run, model, features) for features in batches])
+        with evaluation_draws(run):
+            prediction = torch.cat([predict(run, model, features) for features in batches])
         run.evaluated[name] = prediction, relative_l2(prediction, run.test.target)
 
 
-def mean_error(run: Run, name: str) -> float:
+def mean_error(run: Inference, name: str) -> float:
     """Mean over the test samples of the latest evaluation's errors."""
     return run.evaluated[name][1].double().mean().item()
 
@@ -246,13 +276,27 @@ def code_digest() -> str:
     return record.digest(sources)
 
 
+def cpu_name() -> str:
+    """Model and vector instructions of the CPU: the last bits of a sum depend on them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()  # of Linux
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{(models or [platform.processor() or 'cpu'])[0]}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def parameter_dtypes(model: nn.Module) -> list[str]:
+    return sorted({str(parameter.dtype) for parameter in model.parameters()})
+
+
 def provenance(spec: dict, benchmark: store.Benchmark, code: str, dtypes: list[str]) -> dict:
     """Where the numbers come from: data, versions, device, precision as read back, commit, digest of the code."""
     device = choose_device(spec["training"]["device"])
     return {
-        "dataset": benchmark.provenance,
+        "dataset": benchmark.provenance, "grid": benchmark.grid and list(benchmark.grid),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "device_type": device.type, "num_threads": torch.get_num_threads(),
         "precision": {"autocast": spec["training"]["precision"] == "fp16",
                       "float32_matmul": torch.get_float32_matmul_precision(), "parameters": dtypes},
@@ -307,19 +351,31 @@ def save_history(history: list[dict], path: Path) -> None:
         writer.writerows(history)
 
 
-def save_outputs(benchmark: store.Benchmark, run_dir: Path, history: list[dict], weights: dict, evaluated: dict) -> None:
-    """Write learning curve, weights ({"last": state dict, "ema": ...}) and test predictions, each of them possibly empty."""
-    save_history(history, run_dir / "history.csv")
+def save_weights(benchmark: store.Benchmark, weights: dict, path: Path) -> None:
+    """Write weights ({"last": state dict, "ema": ...}) and the normalisers they learned with, [2, c] FP64 as in the store."""
     tensors = {f"{name}/{key}": value.contiguous() for name, state in weights.items() for key, value in state.items()}
-    with record.atomic_path(run_dir / "model.safetensors") as partial:
+    for name, norm in (("features", benchmark.feature_norm), ("target", benchmark.target_norm)):
+        tensors[f"norm/{name}"] = torch.tensor(np.stack([norm.mean, norm.std]))
+    with record.atomic_path(path) as partial:
         safetensors.torch.save_file(tensors, partial)
+
+
+def save_predictions(benchmark: store.Benchmark, folder: Path, evaluated: dict) -> None:
+    """Write the test set and what `evaluate` found on it, possibly nothing."""
     attributes = {"dataset": benchmark.name, "data_source": benchmark.card["source"]}
     if benchmark.grid is not None:
         attributes["grid"] = benchmark.grid
     record.write_predictions(
-        run_dir, points=benchmark.test.features[..., :benchmark.num_coordinates], target=benchmark.test.target,
+        folder, points=benchmark.test.features[..., :benchmark.num_coordinates], target=benchmark.test.target,
         predictions={name: prediction.cpu().numpy() for name, (prediction, _) in evaluated.items()},
         errors={name: errors.cpu().numpy() for name, (_, errors) in evaluated.items()}, attributes=attributes)
+
+
+def save_outputs(benchmark: store.Benchmark, run_dir: Path, history: list[dict], weights: dict, evaluated: dict) -> None:
+    """Write learning curve, weights and test predictions, each of them possibly empty."""
+    save_history(history, run_dir / "history.csv")
+    save_weights(benchmark, weights, run_dir / "model.safetensors")
+    save_predictions(benchmark, run_dir, evaluated)
 
 
 def metrics_of(run: Run, succeeded: bool) -> dict:
@@ -348,14 +404,19 @@ def learn(run: Run, checkpoint: Path) -> tuple[str, str]:
     return "ok", ""
 
 
+def check_sections(spec: dict) -> None:
+    """ValueError names a section that a run's spec lacks."""
+    if missing := [key for key in ("dataset", "model", "training") if not isinstance(spec.get(key), dict)]:
+        raise ValueError(f"run spec: the section {missing[0]!r} is missing")
+
+
 def train(spec: dict, data: Path, run_dir: Path) -> dict:
     """Run `spec` on the dataset file `data` and leave the record in `run_dir`; returns metrics.json's content.
 
     Divergence and lack of memory end the run with that status. Everything else raises; ValueError for a spec that lacks
     a section.
     """
-    if missing := [key for key in ("dataset", "model", "training") if key not in spec]:
-        raise ValueError(f"run spec: the section {missing[0]!r} is missing")
+    check_sections(spec)
     run_dir.mkdir(parents=True, exist_ok=True)
     with exclusive(run_dir):
         benchmark, code = store.read(data), code_digest()
@@ -372,10 +433,10 @@ def train(spec: dict, data: Path, run_dir: Path) -> dict:
             status, message = learn(run, run_dir / f"checkpoint-{key}.pt")
             if status != "ok":
                 run.evaluated.clear()
-            weights = {"last": run.model.state_dict(), "ema": run.optimiser.average.state_dict()}
+            weights = {name: model.state_dict() for name, model in run.models.items()}
             save_outputs(benchmark, run_dir, run.progress.history, weights, run.evaluated)
             metrics = metrics_of(run, status == "ok")
-            dtypes = sorted({str(parameter.dtype) for parameter in run.model.parameters()})
+            dtypes = parameter_dtypes(run.model)
         result = {"status": status, "message": message, "metrics": metrics, "spec": spec,
                   "provenance": provenance(spec, benchmark, code, dtypes)}
         record.write_json(result, run_dir / "metrics.json")

@@ -4,7 +4,9 @@
     each block: z <- z + W_o attend(q, k, v of LN(z)),  z <- z + FFN(LN(z))
     o = W_o attend(q(LN(x)), k(LN(z)), v(LN(z)))  (decode; no residual)        out = rmlp(LN(o))
 
-As configured in the FLARE study (arXiv 2508.12594); always LayerNorm, s = D^(-1/2), GELU by tanh.
+As configured in the FLARE study (arXiv 2508.12594); always LayerNorm, s = D^(-1/2), GELU by tanh. Linear weights start from
+N(0, init_std^2), 0.02 in the study: with narrow layers a token is then seen in its output at rounding level only, since neither
+attention has a residual, and gradients of the decoder's queries lie below AdamW's epsilon.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ class CrossAttention(nn.Module):
         self.query_proj = nn.Linear(channel_dim, channel_dim) if project_queries else nn.Identity()
         self.key_proj, self.value_proj = nn.Linear(channel_dim, channel_dim), nn.Linear(channel_dim, channel_dim)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
-        init_linears(self)
 
     def forward(self, queries: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         projected = self.query_proj(queries), self.key_proj(tokens), self.value_proj(tokens)
@@ -44,7 +45,6 @@ class LatentBlock(nn.Module):
         self.norm1, self.norm2 = LayerNorm(channel_dim), LayerNorm(channel_dim)
         self.qkv_proj = nn.Linear(channel_dim, 3 * channel_dim, bias=False)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
-        init_linears(self)
         self.ffn = ResidualMLP(channel_dim, int(channel_dim * ffn_ratio), channel_dim, num_layers=0)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Model(nn.Module):
     """features [B, N, in_dim] -> [B, N, out_dim] through `num_latents` M latents; padded tokens neither matter nor carry a value."""
 
     def __init__(self, *, in_dim: int, out_dim: int, channel_dim: int, num_heads: int, num_blocks: int, num_latents: int,
-                 ffn_ratio: float, grid: tuple[int, ...] | None = None):
+                 ffn_ratio: float, init_std: float, grid: tuple[int, ...] | None = None):
         super().__init__()
         self.in_proj = ResidualMLP(in_dim, channel_dim, channel_dim, num_layers=PROJECTION_LAYERS, output_residual=True)
         self.latents = nn.Parameter(torch.randn(num_latents, channel_dim))
@@ -68,6 +68,7 @@ class Model(nn.Module):
         self.decoder = CrossAttention(channel_dim, num_heads, project_queries=True)
         self.out_norm = LayerNorm(channel_dim)
         self.out_proj = ResidualMLP(channel_dim, channel_dim, out_dim, num_layers=PROJECTION_LAYERS, input_residual=True)
+        init_linears(self, init_std)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.in_proj(zero_padding(features, mask))  # [B, N, C]

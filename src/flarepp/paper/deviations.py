@@ -1,27 +1,28 @@
-"""Where runs differ from the paper's settings: specs as they ran against the published Tables 3, 4 and 5.
+"""Where runs differ from the paper's settings: specs as they ran against what is published of their model.
 
+That is Tables 3, 4 and 5 for the matched backbone, Table 3 and baselines.csv for the complete architectures.
 Numbers of the paper's scale pass as the paper's experiment only if nothing differs. Left out: what a suite
 varies by design (VARIED), seeds, and whatever the published tables leave empty (threads, device, checkpoints,
-evaluation batch).
+evaluation batch; `tile`, which computes the same function; `eval_noise`, which the paper does not mention).
+Table 1 says in a footnote which of the latter ran.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 
 import pandas
 
-from flarepp.paper import settings
+from flarepp.paper import quoted, settings
 from flarepp.paper.typeset import plain
 
 VARIED = {"figure4": ("model.num_blocks", "training.precision")}
-LEFT_OUT = ("training.seed", "derived.head_dim")  # the latter follows from width and heads
 NORMS = {"fp32": "layernorm", "fp16": "rmsnorm"}
 # What no table of the paper prints: the mixers as it defines them, Darcy's gradient term (FLARE study).
 MIXER_OPTIONS = {"model.seed_norm": True, "model.qk_norm": False}
 GRADIENT_WEIGHT = {"darcy": 0.1}
+SWITCH = {"True": "yes", "False": "no"}
 NAMED = 8  # differences that are spelled out; the rest is counted
 
 
@@ -50,29 +51,27 @@ def _differences(run: settings.Run, suite: str) -> list[str]:
     if "dataset.resolution" in ours:  # where there is none, the reader of the published files counts the points
         ours["tokens"] = ours["dataset.resolution"] ** 2
     found = []
-    for key in settings.published_keys():
-        paper = settings.paper_value(key, run.dataset)
+    for key in settings.published_keys(run.model):
+        paper = settings.published(key, run.dataset, run.model)[0]
         if suite in VARIED and key == "model.norm":
             paper = NORMS[ours["training.precision"]]
         absent = key not in ours and key.startswith(("model.", "tokens"))  # not every model has all
-        if key in LEFT_OUT or key in VARIED.get(suite, ()) or not paper or absent:
+        if key in settings.LEFT_OUT or key in VARIED.get(suite, ()) or not paper or absent:
             continue
-        if not _same(ours.get(key), paper):
-            name = re.sub(r" \(.*\)$", "", settings.name(key))
-            found.append(f"{name} {plain(ours.get(key))} ({paper})")
-    return found + _unprinted(run)
+        if not settings.same(ours.get(key), paper):
+            purpose = ", on purpose" if key in settings.ON_PURPOSE else ""
+            found.append(f"{_name(key)} {plain(ours.get(key))} ({SWITCH.get(paper, paper)}{purpose})")
+    own = f"{run.label}: " if quoted.baseline(run.model) else ""
+    return [f"{own}{text}" for text in found + _unprinted(run)]
+
+
+def _name(key: str) -> str:
+    return re.sub(r" \(.*\)$", "", settings.name(key))
 
 
 def _unprinted(run: settings.Run) -> list[str]:
-    """Differences in what is known of the paper's runs without being in its tables; a row runs the mixer of its name."""
+    """Differences in what is known of the paper's runs without being in its tables; a row runs what it is named after."""
     expected = MIXER_OPTIONS | {"training.gradient_weight": GRADIENT_WEIGHT.get(run.dataset, 0), "model.mixer": run.model}
-    return [f"{key.split('.')[1].replace('_', ' ')} {plain(run.settings[key])} ({plain(value)})"
+    expected["model.name"] = run.model if quoted.baseline(run.model) else settings.BACKBONE
+    return [f"{_name(key)} {plain(run.settings[key])} ({plain(value)})"
             for key, value in expected.items() if key in run.settings and run.settings[key] != value]
-
-
-def _same(value: object, text: str) -> bool:
-    """Whether a value of a spec is the one printed, as numbers where both are."""
-    try:
-        return math.isclose(float(value), float(text), rel_tol=1e-9)
-    except (TypeError, ValueError):
-        return str(value).strip("[]") == text

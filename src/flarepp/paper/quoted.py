@@ -42,6 +42,12 @@ def dataset_row(table: str, column: str, dataset: str) -> dict[str, str]:
     return next((row for row in rows(table) if row[column] == paper_name("dataset", dataset)), {})
 
 
+@cache
+def baseline(model: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """Settings of a complete architecture, {(dataset or "default", key): (value, source)}; empty for the matched backbone."""
+    return {(row["dataset"], row["key"]): (row["value"], row["source"]) for row in rows("baselines") if row["model"] == model}
+
+
 def weights_words(shown: str) -> str:
     """What the error called `shown` was computed from, in words. ValueError for an unknown name."""
     if shown not in WEIGHTS:

@@ -21,7 +21,9 @@ def lowest_everywhere(cells: pandas.DataFrame, model: str) -> Outcome:
     if table.empty:
         return None
     first = table[model] < table.drop(columns=model).min(axis=1)
-    rivals = f"{table.shape[1] - 1} other model{'s' if table.shape[1] > 2 else ''}"
+    counts = table.notna().sum(axis=1) - 1
+    rivals = " to ".join(dict.fromkeys(str(count) for count in (counts.min(), counts.max())))
+    rivals += " other model" if counts.max() == 1 else " other models"
     measured = f"lowest on {first.sum()} of {len(first)} ({_names(cells, table)}) against {rivals}"
     return measured, bool(first.all())
 
@@ -39,13 +41,13 @@ def mean_reduction(
 
 
 def better_on(cells: pandas.DataFrame, model: str, against: str, datasets: list[str]) -> Outcome:
-    """`model` has the lower error exactly on the listed datasets, among those there."""
+    """`model` has the lower error on the listed datasets and the higher one on all others, among those there."""
     change = _change(cells, model, against)
     if change.empty:
         return None
-    better, expected = (change < 0).to_numpy(), change.index.get_level_values("dataset").isin(datasets)
+    expected = change.index.get_level_values("dataset").isin(datasets)
     parts = [f"{name} {_signed(value)} %" for name, value in zip(_labels(cells, change), change)]
-    return ", ".join(parts), bool((better == expected).all())
+    return ", ".join(parts), bool((change.where(expected, -change) < 0).all())
 
 
 def split_of_leads(
@@ -74,14 +76,15 @@ def split_of_leads(
 def strongest_other(
     cells: pandas.DataFrame, model: str, apart_from: list[str], count: int, leads: list[str], leads_on: str
 ) -> Outcome:
-    """`model` is best apart from `apart_from` on `count` datasets, and ahead of all `leads` on `leads_on`."""
+    """`model` is strictly best apart from `apart_from` on `count` datasets, and ahead of all `leads` on `leads_on`."""
     table = _by(cells[~cells["model"].isin(apart_from)], "model")
-    if model not in table or table.shape[1] < 2 or table[model].isna().all():
+    table = table[table[model].notna() & (table.notna().sum(axis=1) > 1)] if model in table else table[:0]
+    if table.empty:
         return None
-    best = int((table.idxmin(axis=1) == model).sum())
+    best = int((table[model] < table.drop(columns=model).min(axis=1)).sum())
     largest = table[table.index.get_level_values("dataset") == leads_on]
     measured = f"strongest on {best} of {len(table)} ({_names(cells, table)})"
-    if largest.empty or not set(leads) <= set(table):
+    if largest.empty or not set(leads) <= set(table) or largest[leads].isna().any(axis=None):
         return measured, False
     front = bool((largest[model] < largest[leads].min(axis=1)).all())
     return (

@@ -1,12 +1,14 @@
-"""The settings of the runs that are there, read from their specs, and the paper's: what Tables 4 and 5 share.
+"""The settings of the runs that are there, read from their specs, and the published ones: what Tables 4 and 5 share.
 
-A setting belongs to Table 5 when it follows the dataset (the paper's per-dataset settings, or a value on
-which all models of a dataset agree while datasets differ), else to Table 4. Whatever a spec holds lands in
-one of the two.
+A setting of the matched backbone belongs to Table 5 when it follows the dataset (the paper's per-dataset
+settings, or a value on which all models of a dataset agree while datasets differ), else to Table 4. Whatever a
+spec holds lands in one of the two. Complete architectures ran with settings of their own: what sets one apart
+from the matched backbone stands in a block of its own, in the same two tables.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pandas
 
 from flarepp.paper import quoted
+from flarepp.paper.typeset import plain
 from flarepp.record import read_run
 
 PER_DATASET = (
@@ -35,6 +38,15 @@ NAMES = {
     "training.epochs": "epochs",
     "dataset.num_train": "training samples",
     "dataset.num_test": "test samples",
+    "model.name": "model",
+    "model.num_inducing": "inducing points",
+    "model.num_experts": "experts",
+    "model.num_modes": "modes",
+    "model.num_layers": "hidden layers of the MLPs",
+    "model.as_published": "as published (input through gates only)",
+    "model.reference_grid": "reference points a side (as published)",
+    "model.eval_noise": "noise in evaluation",
+    "model.tile": "points a tile",
     "dataset.seed": "seed of the data",
     "dataset.source": "data made by",
     "dataset.mesh": "elements around, across",
@@ -50,6 +62,21 @@ PUBLISHED = {  # our key: (table, column naming the dataset, column)
     "dataset.num_train": ("table3", "benchmark", "train_cases"),
     "dataset.num_test": ("table3", "benchmark", "test_cases"),
     "tokens": ("table3", "benchmark", "points"),
+}
+BENCHMARK = ("dataset.num_train", "dataset.num_test", "tokens")  # what all models of a dataset share
+BACKBONE = "backbone"  # the model that takes any mixer; every other model is a complete architecture
+LEFT_OUT = ("training.seed", "derived.head_dim")  # of comparisons; the latter follows from width and heads
+ON_PURPOSE = {"model.as_published": "differs on purpose: the published form hides the input from all but the expert gates"}
+MATCHED = "matched backbone"
+WORDS = {
+    "fp32": "FP32",
+    "fp16": "FP16",
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "True": "yes",
+    "False": "no",
+    "generate": "our solvers",
+    "path": "published files",
 }
 LENGTHS = ("training.steps", "training.epochs")
 UNSEEN = (
@@ -119,17 +146,84 @@ def common() -> dict[str, dict[str, str]]:
     return {row["key"]: row for row in quoted.rows("table4")}
 
 
-def published_keys() -> list[str]:
-    """Keys of the settings that published tables can state."""
-    return [*common(), *PUBLISHED]
+def published_keys(model: str) -> list[str]:
+    """Keys of the settings that published tables can state of a model."""
+    return list(dict.fromkeys([*(key for _, key in quoted.baseline(model)), *common(), *PUBLISHED]))
 
 
-def paper_value(key: str, dataset: str) -> str:
-    """The paper's value of a setting as printed; empty where it states none."""
+def published(key: str, dataset: str, model: str) -> tuple[str, str]:
+    """The published value of a setting as printed, and its source; empty texts where none is stated.
+
+    A complete architecture has the settings of baselines.csv, and only the benchmark in common with the others.
+    """
+    own = quoted.baseline(model)
+    if own and key not in BENCHMARK:
+        return own.get((dataset, key)) or own.get(("default", key), ("", ""))
     if key not in PUBLISHED:
-        return common().get(key, {}).get("paper", "")
+        row = common().get(key, {})
+        return row.get("paper", ""), row.get("source", "")
     table, column, name_ = PUBLISHED[key]
-    return quoted.dataset_row(table, column, dataset).get(name_, "")
+    return quoted.dataset_row(table, column, dataset).get(name_, ""), "paper"
+
+
+def words(value: object) -> str:
+    """A value of a spec, or a printed one, as the tables spell it."""
+    if not isinstance(value, str):
+        return plain(value)
+    try:
+        return plain(float(value))
+    except ValueError:
+        return WORDS.get(value, value)
+
+
+def same(value: object, text: str) -> bool:
+    """Whether a value of a spec (or another printed one) is the one printed, as numbers where both are."""
+    try:
+        return math.isclose(float(value), float(text), rel_tol=1e-9)
+    except (TypeError, ValueError):
+        return str(value).strip("[]") == text
+
+
+def matched(runs: list[Run]) -> list[Run]:
+    """The runs of the matched backbone."""
+    return [run for run in runs if run.settings["model.name"] == BACKBONE]
+
+
+def complete(runs: list[Run]) -> list[list[Run]]:
+    """The runs of every complete architecture, one list a model."""
+    others: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.settings["model.name"] != BACKBONE:
+            others.setdefault(run.model, []).append(run)
+    return list(others.values())
+
+
+def own_keys(runs: list[Run], suite: list[Run]) -> list[str]:
+    """Keys in which the runs of one complete architecture, or their sources, differ from the matched backbone's."""
+    present = _keys(runs)
+    ordered = [key for key in published_keys(runs[0].model) if key in present]
+    return [key for key in dict.fromkeys([*ordered, *present])
+            if key not in LEFT_OUT and any(_differs(run, key, suite) for run in runs if key in run.settings)]
+
+
+def _differs(run: Run, key: str, suite: list[Run]) -> bool:
+    peers = [peer for peer in suite if peer.dataset == run.dataset and key in peer.settings]
+    if not peers or repr(run.settings[key]) != repr(usual(peers, key)[0]):
+        return True
+    text, theirs = published(key, run.dataset, run.model)[0], published(key, run.dataset, peers[0].model)[0]
+    return bool(text) and not same(text, theirs)
+
+
+def owns_dataset_row(runs: list[Run], key: str) -> bool:
+    """Whether a setting of one complete architecture belongs to Table 5: it, or its published value, follows the dataset."""
+    texts = {published(key, run.dataset, run.model)[0] for run in runs}
+    return len(texts) > 1 or follows_dataset(runs, key)
+
+
+def on_purpose(runs: list[Run], key: str) -> list[str]:
+    """Why runs deliberately have another value than the published one; empty when they have that one, or without a reason."""
+    texts = [(run.settings[key], published(key, run.dataset, run.model)[0]) for run in runs if key in ON_PURPOSE]
+    return [ON_PURPOSE[key]] if any(text and not same(value, text) for value, text in texts) else []
 
 
 def name(key: str) -> str:

@@ -42,7 +42,8 @@ LATEX = {
 }
 
 
-WIDE = 8  # columns that fit a page in \footnotesize
+WIDE, LONG = 8, 40  # columns and lines that fit a page in \footnotesize
+WIDEST = 10  # columns that fit it in \scriptsize
 END = r" \tabularnewline"  # unlike \\, it ends a row after \raggedright too
 
 
@@ -143,22 +144,20 @@ def latex(table: Table, label: str) -> str:
     stamp = rf"\textbf{{[{latex_text(table.stamp)}]}} " if table.stamp else ""
     alignment = "".join(column[2] for column in table.columns)
     wraps = [column[2].startswith("p") for column in table.columns]
+    wide, length = len(table.columns) > WIDE, sum(len(block.rows) + bool(block.title) for block in table.blocks)
     lines = [
         "% generated; do not edit",
         r"\begin{table}[htbp]",
         r"\centering",
         rf"\caption{{{stamp}{latex_text(table.caption)}}}",
         rf"\label{{tab:{label}}}",
-        *(
-            (r"\scriptsize", r"\setlength{\tabcolsep}{2pt}")
-            if len(table.columns) > WIDE
-            else (r"\footnotesize",)
-        ),
+        r"\tiny" if len(table.columns) > WIDEST else r"\scriptsize" if wide or length > LONG else r"\footnotesize",
+        *([r"\setlength{\tabcolsep}{2pt}"] if wide else []),
         r"\makebox[\textwidth][c]{%",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
         *_latex_groups(table),
-        " & ".join(latex_text(heading) for _, heading, _ in table.columns) + END,
+        " & ".join(_latex_heading(heading, wide) for _, heading, _ in table.columns) + END,
     ]
     for block in table.blocks:
         lines.append(r"\midrule")
@@ -189,6 +188,12 @@ def _latex_groups(table: Table) -> list[str]:
         rules += [rf"\cmidrule(lr){{{start + 1}-{stop}}}"] if group else []
         start = stop
     return [" & ".join(cells) + END, " ".join(rules)]
+
+
+def _latex_heading(heading: str, wide: bool) -> str:
+    """A heading, on two lines at its hyphen where columns are many."""
+    first, hyphen, second = map(latex_text, heading.partition("-"))
+    return rf"\shortstack[r]{{{first}-\\{second}}}" if wide and hyphen else latex_text(heading)
 
 
 def _latex_cell(cell: Cell, wraps: bool) -> str:

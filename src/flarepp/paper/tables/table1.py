@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import deviations, quoted
+from flarepp.paper import deviations, forms, quoted, settings
 from flarepp.paper.cells import ABSURD, cells, check_scale, data_words, describe
 from flarepp.paper.typeset import Block, Cell, Notes, Table, spread, three_digits, write
 
@@ -23,19 +23,24 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
 
     records: the tidy table (suite "table1" is used). shown: "last", "ema" or "best_test", ranked. compared: the
     error that stands beside the paper's, in columns of its own when it is another one. scale: name of the scale.
-    ValueError for an unknown error, records of another scale, or when one model has two configurations on one dataset.
+    ValueError for an unknown error, records of another scale, or when one model has two configurations on one dataset;
+    FileNotFoundError when a run folder named in the records is gone.
     """
     check_scale(records, scale)
     errors = cells(records, "table1", shown)
+    runs = settings.read(records, "table1")
     errors["compared"] = cells(records, "table1", compared)["mean"]
     twice = errors[errors.duplicated(["model", "dataset"])]
     if len(twice):
         raise ValueError(f"table1: more than one configuration of {describe(twice.iloc[0])}")
     errors["shown"] = [three_digits(mean) if n else "" for mean, n in zip(errors["mean"], errors["n"])]
     errors["rank"] = _ranks(errors)
+    form = {(run.model, run.dataset): forms.of_run(run) for run in runs}
+    errors["form"] = [form.get(key, "") for key in zip(errors["model"], errors["dataset"])]
     differing = deviations.words(deviations.find(records, "table1", scale).values())
     stamp = quoted.stamp(scale, (source for source in errors["data_source"] if source), differing)
-    write(_table(errors, shown, compared, scale, stamp), _data(errors, shown, compared, scale), out, "table1")
+    rows = {model: forms.of_row([run for run in runs if run.model == model]) for model in errors["model"]}
+    write(_table(errors, rows, shown, compared, scale, stamp), _data(errors, shown, compared, scale), out, "table1")
 
 
 def _ranks(errors: pandas.DataFrame) -> pandas.Series:
@@ -49,15 +54,16 @@ def _ranks(errors: pandas.DataFrame) -> pandas.Series:
     return ranks.reindex(errors.index).astype("Int64")
 
 
-def _table(errors: pandas.DataFrame, shown: str, compared: str, scale: str, stamp: str) -> Table:
-    """One row per model: our datasets, then the same datasets as the paper printed them."""
+def _table(errors: pandas.DataFrame, form: dict[str, str], shown: str, compared: str, scale: str, stamp: str) -> Table:
+    """One row per model: our datasets, then the same datasets as the paper printed them. form: the footnote of a row."""
     datasets = errors.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
     seeds = int(errors["n"].max()) if len(errors) else 0
     notes, blocks = Notes(), []
     for roles, title in BLOCKS.items():
         part = errors[errors["role"].isin(roles)]
         rows = [
-            _row(group, list(datasets.index), seeds, notes, compared != shown) for _, group in part.groupby("model", sort=False)
+            _row(group, form[model], list(datasets.index), seeds, notes, compared != shown)
+            for model, group in part.groupby("model", sort=False)
         ]
         blocks += [Block(rows, title)] if rows else []
     columns = [("", "model", "l"), ("", "parameters", "r")]
@@ -88,11 +94,12 @@ def _seed_words(seeds: int) -> str:
 
 
 def _row(
-    group: pandas.DataFrame, datasets: list[str], seeds: int, notes: Notes, with_compared: bool
+    group: pandas.DataFrame, form: str, datasets: list[str], seeds: int, notes: Notes, with_compared: bool
 ) -> list[Cell]:
     """The cells of one model."""
     first, by_dataset = group.iloc[0], {row["dataset"]: row for _, row in group.iterrows()}
-    marks = (notes.mark("reference, not ranked"),) if first["role"] == "reference" else ()
+    texts = ["reference, not ranked" if first["role"] == "reference" else "", form]
+    marks = tuple(notes.mark(text) for text in texts if text)
     ours = [_our_cell(by_dataset.get(dataset), seeds, notes) for dataset in datasets]
     beside = [_compared_cell(by_dataset.get(dataset)) for dataset in datasets if with_compared]
     theirs = [_paper_cell(first["model"], dataset, notes) for dataset in datasets]
@@ -149,7 +156,7 @@ def _parameters(counts: pandas.Series) -> str:
 def _data(errors: pandas.DataFrame, shown: str, compared: str, scale: str) -> pandas.DataFrame:
     """The tidy table: a row per model and dataset, our numbers at full precision beside the paper's."""
     tidy = errors[
-        ["model", "label", "role", "dataset", "status", "failed", "n", "rank", "data_source"]
+        ["model", "label", "role", "dataset", "status", "failed", "n", "rank", "form", "data_source"]
     ].copy()
     tidy.insert(4, "error_percent", errors["mean"])
     tidy.insert(5, "std_percent", errors["std"])

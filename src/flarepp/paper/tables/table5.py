@@ -1,4 +1,7 @@
-"""Table 5: settings that follow the dataset, as the accuracy runs were made, beside the paper's."""
+"""Table 5: settings that follow the dataset, as the accuracy runs were made, beside the paper's.
+
+The matched backbone first; then a block for every complete architecture with what sets it apart.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ from flarepp.paper import deviations, quoted, settings
 from flarepp.paper.cells import check_scale
 from flarepp.paper.typeset import Block, Cell, Notes, Table, plain, write
 from flarepp.record import read_predictions
-
-WORDS = {"generate": "our solvers", "path": "published files"}
 
 
 def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, scale: str) -> None:
@@ -25,40 +26,55 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     runs = settings.read(records)
     datasets = dict.fromkeys(run.dataset for run in runs)
     labels = {run.dataset: run.dataset_label for run in runs}
-    notes = Notes()
-    rows = [_row(key, datasets, runs, notes) for key in settings.dataset_keys(runs)]
+    notes, suite, others = Notes(), settings.matched(runs), settings.complete(runs)
+    rows = {settings.MATCHED: [_row(key, datasets, suite, notes) for key in settings.dataset_keys(suite)]}
     tokens = [_tokens(dataset, runs, notes) for dataset in datasets]
-    rows.append([Cell("tokens"), *tokens, *_paper_cells("tokens", datasets)])
+    rows[settings.MATCHED].append([Cell("tokens"), *tokens, *_paper_cells("tokens", datasets, "")])
+    for other in others:
+        keys = [key for key in settings.own_keys(other, suite) if settings.owns_dataset_row(other, key)]
+        rows |= {other[0].label: [_row(key, datasets, other, notes) for key in keys]} if keys else {}
     columns = [("", "setting", "l"), *(("these runs", labels[dataset], "r") for dataset in datasets)]
     columns += [("paper, published data", labels[dataset], "r") for dataset in datasets]
     caption = f"Settings of the runs of Table 1 that follow the dataset, read from the runs. Scale: {scale}."
+    caption += " Below, the complete architectures: what sets each apart from the matched backbone." if others else ""
     differing = deviations.words(deviations.find(records, "table1", scale).values())
     stamp = quoted.stamp(scale, (run.data_source for run in runs), differing)
-    header = ["setting", *datasets, *(f"{dataset}_paper" for dataset in datasets)]
-    data = pandas.DataFrame([[cell.text for cell in row] for row in rows], columns=header)
-    write(Table(caption, columns, [Block(rows)], stamp, notes.items()), data, out, "table5")
+    header = ["model", "setting", *datasets, *(f"{dataset}_paper" for dataset in datasets), "footnotes"]
+    data = pandas.DataFrame(
+        [[title, *(cell.text for cell in row), _footnotes(row, notes)] for title, block in rows.items() for row in block],
+        columns=header,
+    )
+    blocks = [Block(block, title if others else "") for title, block in rows.items()]
+    write(Table(caption, columns, blocks, stamp, notes.items()), data, out, "table5")
+
+
+def _footnotes(row: list[Cell], notes: Notes) -> str:
+    texts = dict(notes.items())
+    return "; ".join(dict.fromkeys(texts[mark] for cell in row for mark in cell.marks))
 
 
 def _row(key: str, datasets: dict, runs: list[settings.Run], notes: Notes) -> list[Cell]:
-    return [Cell(settings.name(key)), *_ours(key, datasets, runs, notes), *_paper_cells(key, datasets)]
+    """Name, our and the published values of a setting; the name carries the source of what the paper does not print."""
+    having = [run for run in runs if key in run.settings]
+    sources = [settings.published(key, run.dataset, run.model)[1] for run in having if settings.complete([run])]
+    marks = [notes.mark(f"on the right: {source}") for source in dict.fromkeys(sources) if source not in ("paper", "")]
+    ours = _ours(key, datasets, having, notes)
+    return [Cell(settings.name(key), marks=tuple(marks)), *ours, *_paper_cells(key, datasets, runs[0].model)]
 
 
 def _ours(key: str, datasets: dict, runs: list[settings.Run], notes: Notes) -> list[Cell]:
     """A cell per dataset: the value most models share, footnotes on the others, `--` without any."""
     row = []
     for dataset in datasets:
-        having = [run for run in runs if run.dataset == dataset and key in run.settings]
+        having = [run for run in runs if run.dataset == dataset]
         if not having:
             row.append(Cell("--"))
             continue
         value, others = settings.usual(having, key)
-        marks = [notes.mark(f"{who}: {_words(other)}") for who, other in others.items()]
-        row.append(Cell(_words(value), marks=tuple(marks)))
+        marks = [notes.mark(f"{who}: {settings.words(other)}") for who, other in others.items()]
+        marks += [notes.mark(reason) for reason in settings.on_purpose(having, key)]
+        row.append(Cell(settings.words(value), marks=tuple(marks)))
     return row
-
-
-def _words(value: object) -> str:
-    return WORDS.get(value, value) if isinstance(value, str) else plain(value)
 
 
 def _tokens(dataset: str, runs: list[settings.Run], notes: Notes) -> Cell:
@@ -69,7 +85,6 @@ def _tokens(dataset: str, runs: list[settings.Run], notes: Notes) -> Cell:
     return Cell("--", marks=(notes.mark("no run left predictions"),))
 
 
-def _paper_cells(key: str, datasets: dict) -> list[Cell]:
-    """The paper's value for each dataset; empty where it states none."""
-    texts = [settings.paper_value(key, dataset) if key in settings.PUBLISHED else "" for dataset in datasets]
-    return [Cell(plain(float(text)) if "e" in text else text) for text in texts]
+def _paper_cells(key: str, datasets: dict, model: str) -> list[Cell]:
+    """The published value for each dataset; empty where none is stated."""
+    return [Cell(settings.words(settings.published(key, dataset, model)[0])) for dataset in datasets]
