@@ -76,7 +76,10 @@ class Mixer(nn.Module):
 
 
 class _Tiles:
-    """The tokens in tiles, their slice weights on demand, and what the backward pass of the outputs leaves for that of the sums."""
+    """The tokens in tiles, their slice weights on demand, and what the backward pass of the outputs leaves for that of the sums.
+
+    Whatever is as large as a tile's slice weights [B, T, H M] is written into buffers that each pass allocates once.
+    """
 
     def __init__(self, x: Tensor, mask: Tensor | None, num_heads: int, tile: int):
         device = x.device.type
@@ -85,18 +88,31 @@ class _Tiles:
         self.x, self.mask, self.num_heads = x.detach(), mask, num_heads
         self.spans = [slice(start, start + tile) for start in range(0, max(x.shape[1], 1), tile)]
 
-    def tokens(self, span: slice) -> Tensor:
-        """x [B, T, C] of one tile, padding zeroed."""
-        return zero_padding(self.x[:, span].to(self.dtype), self.mask_of(span))
+    def buffers(self, count: int) -> list[Tensor]:
+        rows = self.x[:, self.spans[0]].shape[:2].numel()
+        return [self.x.new_empty(rows, len(self.weight), dtype=self.dtype) for _ in range(count)]
+
+    def shaped(self, buffer: Tensor, span: slice) -> Tensor:
+        """A buffer's beginning as [B, T, H M]; the last tile may be shorter."""
+        shape = self.x[:, span].shape[:2]
+        return buffer[:shape.numel()].view(*shape, buffer.shape[1])
+
+    def by_head(self, weights: Tensor) -> Tensor:
+        return weights.unflatten(-1, (self.num_heads, -1))  # [B, T, H, M]
 
     def mask_of(self, span: slice) -> Tensor | None:
         return None if self.mask is None else self.mask[:, span]
 
-    def weights(self, tokens: Tensor) -> Tensor:
-        """Slice weights [B, T, H M] of a tile's tokens [B, T, C]; the softmax runs in FP32 or better."""
-        logits = F.linear(tokens, self.weight.to(self.dtype), self.bias.to(self.dtype)).unflatten(-1, (self.num_heads, -1))
-        wide = torch.promote_types(self.dtype, torch.float32)
-        return torch.softmax(logits, -1, dtype=wide).to(self.dtype).flatten(2)
+    def tokens(self, span: slice) -> Tensor:
+        """x [B, T, C] of one tile, padding zeroed."""
+        return zero_padding(self.x[:, span].to(self.dtype), self.mask_of(span))
+
+    def weights(self, span: slice, logits: Tensor, weights: Tensor) -> Tensor:
+        """Slice weights [B, T, H M] of a tile, in the second of two buffers."""
+        logits, weights = self.shaped(logits, span), self.shaped(weights, span)
+        torch.matmul(self.tokens(span), self.weight.T, out=logits).add_(self.bias)
+        torch.softmax(self.by_head(logits), -1, out=self.by_head(weights))
+        return weights
 
 
 class _TiledSums(torch.autograd.Function):
@@ -104,38 +120,37 @@ class _TiledSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tiles, x, weight, bias):
-        ctx.tiles = tiles
-        tiles.weight, tiles.bias = weight.detach(), bias.detach()
-        sums = 0
+        ctx.tiles, ctx.dtype = tiles, weight.dtype
+        tiles.weight, tiles.bias = weight.detach().to(tiles.dtype), bias.detach().to(tiles.dtype)
+        buffers = tiles.buffers(2)
         with torch.autocast(x.device.type, enabled=False):
-            for span in tiles.spans:
-                tokens = tiles.tokens(span)
-                sums = sums + slice_sums(tiles.weights(tokens), tokens, tiles.mask_of(span))
-        return sums
+            return sum(slice_sums(tiles.weights(span, *buffers), tiles.tokens(span), tiles.mask_of(span)) for span in tiles.spans)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_sums):
         tiles, grad_x = ctx.tiles, torch.empty_like(ctx.tiles.x)
         grad_sums = (SUM_SCALE * grad_sums).to(tiles.dtype)
-        grad_weight, grad_bias = torch.zeros_like(tiles.weight), torch.zeros_like(tiles.bias)
+        grad_weight, grad_bias = (torch.zeros_like(value, dtype=ctx.dtype) for value in (tiles.weight, tiles.bias))
+        buffers = tiles.buffers(3)
         for span in tiles.spans:
-            tokens, mask = tiles.tokens(span), tiles.mask_of(span)
-            weights = tiles.weights(tokens)  # [B, T, H M]
-            one = zero_padding(F.pad(tokens, (0, 1), value=1), mask)
-            grads = tiles.grad_out[:, span] @ tiles.values.transpose(1, 2)  # [B, T, H M]
-            grads.baddbmm_(one, grad_sums.transpose(1, 2))
-            grads = _softmax_backward(grads, weights, tiles.num_heads)
-            grad_x[:, span] = zero_padding(grads @ tiles.weight.to(tiles.dtype) + weights @ grad_sums[..., :-1], mask)
-            grad_weight += (grads.flatten(0, 1).T @ tokens.flatten(0, 1)).to(grad_weight.dtype)
-            grad_bias += grads.sum((0, 1), dtype=grad_bias.dtype)
+            _tile_backward(tiles, span, buffers, grad_sums, grad_x, grad_weight, grad_bias)
         return None, grad_x, grad_weight, grad_bias
 
 
-def _softmax_backward(grads: Tensor, weights: Tensor, num_heads: int) -> Tensor:
-    """Gradient of the logits [B, T, H M] from that of the slice weights."""
-    grads, weights = (t.unflatten(-1, (num_heads, -1)) for t in (grads, weights))
-    return torch._softmax_backward_data(grads, weights, -1, weights.dtype).flatten(2)
+def _tile_backward(tiles, span, buffers, grad_sums, grad_x, grad_weight, grad_bias) -> None:
+    """Fill one tile of the gradient of x, add to those of A and a."""
+    tokens, mask = tiles.tokens(span), tiles.mask_of(span)
+    weights = tiles.weights(span, *buffers[:2])  # [B, T, H M]
+    grads, grad_logits = tiles.shaped(buffers[0], span), tiles.shaped(buffers[2], span)
+    torch.matmul(tiles.grad_out[:, span], tiles.values.transpose(1, 2), out=grads)
+    grads.baddbmm_(zero_padding(F.pad(tokens, (0, 1), value=1), mask), grad_sums.transpose(1, 2))
+    torch.ops.aten._softmax_backward_data.out(tiles.by_head(grads), tiles.by_head(weights), -1, tiles.dtype,
+                                              grad_input=tiles.by_head(grad_logits))
+    grad_x[:, span] = zero_padding((weights @ grad_sums[..., :-1]).baddbmm_(
+        grad_logits, tiles.weight.expand(len(tokens), -1, -1)), mask)
+    grad_weight += grad_logits.flatten(0, 1).T @ tokens.flatten(0, 1)
+    grad_bias += grad_logits.sum((0, 1), dtype=grad_bias.dtype)
 
 
 class _TiledOutputs(torch.autograd.Function):
@@ -144,18 +159,18 @@ class _TiledOutputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tiles, values, bias):
         ctx.tiles, ctx.dtypes = tiles, (values.dtype, bias.dtype)
-        tiles.values = values.to(tiles.dtype)
+        tiles.values, bias = values.to(tiles.dtype), bias.to(tiles.dtype)
         out = tiles.x.new_empty(*tiles.x.shape[:2], bias.shape[0], dtype=tiles.dtype)
+        buffers = tiles.buffers(2)
         with torch.autocast(out.device.type, enabled=False):
             for span in tiles.spans:
-                weights = tiles.weights(tiles.tokens(span))
-                out[:, span] = zero_padding(weights @ tiles.values + bias.to(tiles.dtype), tiles.mask_of(span))
+                out[:, span] = zero_padding((tiles.weights(span, *buffers) @ tiles.values).add_(bias), tiles.mask_of(span))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out):
         tiles = ctx.tiles
-        tiles.grad_out = zero_padding(grad_out, tiles.mask)
-        grad_values = sum(tiles.weights(tiles.tokens(span)).transpose(1, 2) @ tiles.grad_out[:, span] for span in tiles.spans)
+        tiles.grad_out, buffers = zero_padding(grad_out, tiles.mask), tiles.buffers(2)
+        grad_values = sum(tiles.weights(span, *buffers).transpose(1, 2) @ tiles.grad_out[:, span] for span in tiles.spans)
         return None, grad_values.to(ctx.dtypes[0]), tiles.grad_out.sum((0, 1)).to(ctx.dtypes[1])
