@@ -19,7 +19,8 @@ def step(count):
     mask = torch.arange(count)[None] < count - 5 if masked else None
     out = mixer(x, mask)
     out.backward(torch.randn_like(out))
-    assert x.grad.isfinite().all() and x.grad.abs().sum() > 0
+    norm = x.grad.norm()  # reduces without a copy
+    assert norm.isfinite() and norm > 0
 
 step(tile)
 for parameter in mixer.parameters():
