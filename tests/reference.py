@@ -111,8 +111,66 @@ def flarepp_anchored(p, x, num_heads, norm):
     return low_rank(p, q, normalise(p, "key_norm", k, norm), v)
 
 
+def softmax_slices(f, weights):
+    """Slice tokens [B, M, H, D] of f [B, N, H, D] under weights [B, H, N, M]."""
+    mass = weights.sum(2).transpose(1, 2)[..., None]  # [B, M, H, 1]
+    return torch.einsum("bhnm,bnhd->bmhd", weights, f) / (mass + 1e-5)
+
+
+def slice_mix(p, t):
+    """Attention among the slice tokens t [B, M, H, D]; the maps are shared by the heads and have no bias."""
+    q, k, v = (torch.einsum("bmhd,ed->bmhe", t, p[f"slice_attention.{name}_proj.weight"]) for name in ("query", "key", "value"))
+    return softmax_mix(q, k, v)
+
+
+def slice_logits(p, u):
+    """[B, H, N, M] of u [B, N, H, D]"""
+    return torch.einsum("bnhd,md->bhnm", u, p["slice_proj.weight"]) + p["slice_proj.bias"]
+
+
+def transolver(p, x, num_heads, norm):
+    f, u = (heads(linear(p, name, x), num_heads) for name in ("token_proj", "routing_proj"))
+    weights = torch.softmax(slice_logits(p, u) / torch.clamp(p["temperature"], 0.1, 5), -1)
+    return read_out(p, torch.einsum("bhnm,bmhd->bnhd", weights, slice_mix(p, softmax_slices(f, weights))))
+
+
+def exact_gelu(x):
+    return x / 2 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def transolverpp(p, x, num_heads, norm, eval_noise=False):
+    u = heads(linear(p, "routing_proj", x), num_heads)
+    hidden = exact_gelu(torch.einsum("bnhd,md->bhnm", u, p["temperature_proj.0.weight"]) + p["temperature_proj.0.bias"])
+    last = torch.einsum("bhnm,om->bhno", hidden, p["temperature_proj.2.weight"]) + p["temperature_proj.2.bias"]
+    temperature = torch.clamp(exact_gelu(last) + p["bias"], min=0.01)  # [B, H, N, 1]
+    logits = slice_logits(p, u)
+    if eval_noise:
+        logits = logits - torch.log(-torch.log(torch.rand_like(logits) + 1e-8) + 1e-8)
+    weights = torch.softmax(logits / temperature, -1)
+    return read_out(p, torch.einsum("bhnm,bmhd->bnhd", weights, slice_mix(p, softmax_slices(u, weights))))
+
+
+def transolver3(p, x, num_heads, norm, tile=None):
+    """The raw tokens are averaged, the output projection is applied to the slices; tiled it is Transolver without the clamp."""
+    per_head = {name: p[name].reshape(num_heads, -1, *p[name].shape[1:]) for name in (
+        "token_proj.weight", "token_proj.bias", "routing_proj.weight", "routing_proj.bias")}
+    fused = torch.einsum("md,hdc->hmc", p["slice_proj.weight"], per_head["routing_proj.weight"])
+    shift = torch.einsum("md,hd->hm", p["slice_proj.weight"], per_head["routing_proj.bias"]) + p["slice_proj.bias"]
+    logits = (torch.einsum("bnc,hmc->bhnm", x, fused) + shift[:, None]) / p["temperature"]
+    weights = torch.softmax(logits, -1)
+    mass = weights.sum(2)  # [B, H, M]
+    raw = torch.einsum("bhnm,bnc->bhmc", weights, x) / (mass[..., None] + 1e-5)
+    share = torch.ones_like(mass) if tile is None else mass / (mass + 1e-5)
+    t = torch.einsum("bhmc,hdc->bmhd", raw, per_head["token_proj.weight"])
+    t = t + torch.einsum("bhm,hd->bmhd", share, per_head["token_proj.bias"])
+    out_proj = p["out_proj.weight"].reshape(x.shape[-1], num_heads, -1)  # [C, H, D]
+    slices = torch.einsum("bmhd,chd->bhmc", slice_mix(p, t), out_proj)
+    return torch.einsum("bhnm,bhmc->bnc", weights, slices) + p["out_proj.bias"]
+
+
 TWINS = {"full": full, "flare": flare, "flarepp": flarepp, "flarepp_shared": flarepp_shared,
-         "flarepp_anchored": flarepp_anchored}
+         "flarepp_anchored": flarepp_anchored, "transolver": transolver, "transolverpp": transolverpp,
+         "transolver3": transolver3}
 
 
 # --- what ran

@@ -20,7 +20,7 @@ EXPAND = """
 import sys, yaml
 from flarepp.spec import expand
 runs = expand(yaml.safe_load(open("config.yaml"))).runs
-print(next(run.json for path, run in runs.items() if "/mean/" in path and "/elasticity/" in path))
+print(next(run.json for path, run in runs.items() if "/luna/" in path and "/elasticity/" in path))
 """
 
 
@@ -32,7 +32,7 @@ def copy(tmp_path):
         shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL).group(1)
     assert len(code.splitlines()) <= 25
-    (folder / "src/flarepp/mixers/mean.py").write_text(code)
+    (folder / "src/flarepp/mixers/luna.py").write_text(code)
     return folder
 
 
@@ -44,12 +44,12 @@ def call(folder, *words):
 
 
 def test_the_example_mixer_becomes_runs_and_trains(copy, config, dataset, tmp_path):
-    entry = re.search(r"`mean: (\{.*?\})`", README).group(1)
-    config["models"]["mean"] = yaml.safe_load(entry)
-    config["suites"]["table1"]["models"].append("mean")
+    entry = re.search(r"`luna: (\{.*?\})`", README).group(1)
+    config["models"]["luna"] = yaml.safe_load(entry)
+    config["suites"]["table1"]["models"].append("luna")
     (copy / "config.yaml").write_text(yaml.safe_dump(config | {"scale": "smoke"}))
     spec = json.loads(call(copy, "-c", EXPAND))
-    assert spec["model"]["mixer"] == "mean" and "num_latents" not in spec["model"]
+    assert spec["model"]["mixer"] == "luna" and spec["model"]["num_latents"] == 8
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "spec.json").write_text(json.dumps(spec))
     call(copy, "-m", "flarepp", "train", str(tmp_path / "run" / "spec.json"), "--data", str(dataset))
@@ -60,5 +60,5 @@ def test_every_named_target_and_file_exists():
     snakefiles = "".join(path.read_text() for path in (PROJECT / "workflow/rules").glob("*.smk"))
     for target in re.search(r"one artefact: ([a-z0-9, ]+)", README).group(1).split(", "):
         assert f'"{target}"' in snakefiles or f"rule {target}:" in snakefiles, target
-    for name in set(re.findall(r"`((?:src|tests|workflow)/[\w/.]+)`", README)) - {"src/flarepp/mixers/mean.py"}:
+    for name in set(re.findall(r"`((?:src|tests|workflow)/[\w/.]+)`", README)) - {"src/flarepp/mixers/luna.py"}:
         assert (PROJECT / name).exists(), name

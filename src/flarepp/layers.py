@@ -121,6 +121,19 @@ class ResidualMLP(nn.Module):
         return y + h if self.output_residual else y
 
 
+PROJECTION_LAYERS = 2  # hidden layers of a model's input and output projection
+
+
+def input_projection(in_dim: int, channel_dim: int) -> ResidualMLP:
+    """Features [B, N, in_dim] to tokens [B, N, C] (FLARE++, Table 4)."""
+    return ResidualMLP(in_dim, channel_dim, channel_dim, num_layers=PROJECTION_LAYERS, output_residual=True)
+
+
+def output_projection(channel_dim: int, out_dim: int) -> ResidualMLP:
+    """Normalised tokens [B, N, C] to fields [B, N, out_dim] (FLARE++, Table 4)."""
+    return ResidualMLP(channel_dim, channel_dim, out_dim, num_layers=PROJECTION_LAYERS, input_residual=True)
+
+
 # Sums over tokens are taken at this scale, so that 10^6 of them stay within half precision; a power of two rounds nothing.
 SUM_SCALE = 2.0**-8
 SLICE_EPS = 1e-5  # added to the mass of a slice

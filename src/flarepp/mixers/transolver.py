@@ -1,7 +1,8 @@
 """Transolver: Physics-Attention on irregular meshes (arXiv 2402.02366; FLARE++, Section 4).
 
-    f = W_f x + b_f,  u = W_x x + b_x  per head        w_n = softmax_M((W_s u_n + b_s) / tau_h)        (slice weights of token n)
-    t_m = sum_n w_nm f_n / (sum_n w_nm + 1e-5)        o = softmax_M(s q k^T) v,  q, k, v = W_q t, W_k t, W_v t        y_n = sum_m w_nm o_m
+    f = W_f x + b_f,  u = W_x x + b_x  per head        w_n = softmax_M((W_s u_n + b_s) / tau_h)        (weights of token n)
+    t_m = sum_n w_nm f_n / (sum_n w_nm + 1e-5)        o = softmax_M(s q k^T) v,  q, k, v = W_q t, W_k t, W_v t
+    y_n = sum_m w_nm o_m
 
 W_s, W_q, W_k, W_v are shared by the heads; tau_h starts at 0.5 and is clamped to [0.1, 5]; out = W_out y + b_out.
 """

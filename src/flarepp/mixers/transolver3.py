@@ -5,8 +5,9 @@
     out_n = sum_h sum_m w_nm (W_out,h o_m) + b_out
 
 Plain, it holds the slice weights [B, N, H, M] of all tokens. With `tile` tokens at a time it holds those of one tile and
-computes them again in the backward pass. Same weights, `tile` set: exactly Transolver's function, t = (W_f sum w x + b_f sum w) /
-(sum w + 1e-5). The plain form adds b_f unweighted, so its t exceeds Transolver's by 1e-5 b_f / (sum_n w_nm + 1e-5).
+computes them again in the backward pass. Same weights, `tile` set: exactly Transolver's function,
+t = (W_f sum w x + b_f sum w) / (sum w + 1e-5). The plain form adds b_f unweighted, so its t exceeds Transolver's by
+1e-5 b_f / (sum_n w_nm + 1e-5).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Mixer(nn.Module):
         if self.tile is not None:
             return self.tiled(x, mask)
         x = zero_padding(x, mask)
-        weights = torch.softmax(F.linear(x, *self.logit_map()).unflatten(-1, (self.num_heads, -1)), -1).flatten(2)  # [B, N, H M]
+        logits = F.linear(x, *self.logit_map()).unflatten(-1, (self.num_heads, -1))  # [B, N, H, M]
+        weights = torch.softmax(logits, -1).flatten(2)  # [B, N, H M]
         values = self.slice_values(slice_sums(weights, x, mask))  # [B, H M, C]
         return zero_padding(weights @ values.to(weights.dtype) + self.out_proj.bias, mask)
 
@@ -76,7 +78,7 @@ class Mixer(nn.Module):
 
 
 class _Tiles:
-    """The tokens in tiles, their slice weights on demand, and what the backward pass of the outputs leaves for that of the sums.
+    """The tokens in tiles, their slice weights on demand, what the backward pass of the outputs leaves for that of the sums.
 
     Whatever is as large as a tile's slice weights [B, T, H M] is written into buffers that each pass allocates once.
     """
@@ -116,7 +118,7 @@ class _Tiles:
 
 
 class _TiledSums(torch.autograd.Function):
-    """`slice_sums` [B, H M, C + 1] of all tokens; its backward pass also does that of `_TiledOutputs` with respect to x, A, a."""
+    """`slice_sums` [B, H M, C + 1] of all tokens; its backward pass does that of `_TiledOutputs` for x, A, a as well."""
 
     @staticmethod
     def forward(ctx, tiles, x, weight, bias):
@@ -124,7 +126,8 @@ class _TiledSums(torch.autograd.Function):
         tiles.weight, tiles.bias = weight.detach().to(tiles.dtype), bias.detach().to(tiles.dtype)
         buffers = tiles.buffers(2)
         with torch.autocast(x.device.type, enabled=False):
-            return sum(slice_sums(tiles.weights(span, *buffers), tiles.tokens(span), tiles.mask_of(span)) for span in tiles.spans)
+            return sum(slice_sums(tiles.weights(span, *buffers), tiles.tokens(span), tiles.mask_of(span))
+                       for span in tiles.spans)
 
     @staticmethod
     @once_differentiable

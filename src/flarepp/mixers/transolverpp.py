@@ -1,8 +1,8 @@
 """Transolver++: slices with a temperature for every token and Gumbel noise on their logits (arXiv 2502.02414).
 
-    u = W_x x + b_x  per head        tau_n = max(0.01, GELU(W_2 GELU(W_1 u_n + b_1) + b_2) + bias_h)        GELU is the exact one
+    u = W_x x + b_x  per head        tau_n = max(0.01, GELU(W_2 GELU(W_1 u_n + b_1) + b_2) + bias_h)
     w_n = softmax_M((W_s u_n + b_s + g_n) / tau_n),  g = -log(-log(U + 1e-8) + 1e-8),  U uniform on [0, 1)
-    t_m = sum_n w_nm u_n / (sum_n w_nm + 1e-5)        slice attention, deslicing and output as in `transolver`
+    t_m = sum_n w_nm u_n / (sum_n w_nm + 1e-5)        slice attention, deslicing and output as in `transolver`; exact GELU
 
 The noise is drawn in training only. The public codes draw it in evaluation too, which makes test errors random: `eval_noise`.
 """

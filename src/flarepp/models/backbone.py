@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from flarepp.layers import ResidualMLP, make_norm, zero_padding
+from flarepp.layers import ResidualMLP, input_projection, make_norm, output_projection, zero_padding
 from flarepp.mixers import build_mixer
-
-PROJECTION_LAYERS = 2  # hidden layers of the input and the output projection
 
 
 class Block(nn.Module):
@@ -34,13 +32,13 @@ class Model(nn.Module):
                  ffn_ratio: float, norm: str, seq_len: int | None = None, grid: tuple[int, ...] | None = None,
                  **mixer_options):
         super().__init__()
-        self.in_proj = ResidualMLP(in_dim, channel_dim, channel_dim, num_layers=PROJECTION_LAYERS, output_residual=True)
+        self.in_proj = input_projection(in_dim, channel_dim)
         self.blocks = nn.ModuleList(
             Block(build_mixer(mixer, channel_dim=channel_dim, num_heads=num_heads, norm=norm, seq_len=seq_len, grid=grid,
                               **mixer_options), channel_dim, ffn_ratio, norm)
             for _ in range(num_blocks))
         self.out_norm = make_norm(norm, channel_dim)
-        self.out_proj = ResidualMLP(channel_dim, channel_dim, out_dim, num_layers=PROJECTION_LAYERS, input_residual=True)
+        self.out_proj = output_projection(channel_dim, out_dim)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.in_proj(zero_padding(features, mask))  # [B, N, C]

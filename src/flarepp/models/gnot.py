@@ -70,7 +70,7 @@ class Block(nn.Module):
     def __init__(self, channel_dim: int, num_heads: int, num_experts: int, hidden_dim: int, gate_dim: int):
         super().__init__()
         self.norms = nn.ModuleList(LayerNorm(channel_dim) for _ in range(5))
-        self.cross_attention, self.self_attention = LinearAttention(channel_dim, num_heads), LinearAttention(channel_dim, num_heads)
+        self.cross_attention, self.self_attention = (LinearAttention(channel_dim, num_heads) for _ in range(2))
         self.experts1, self.experts2 = (Experts(channel_dim, hidden_dim, num_experts) for _ in range(2))
         self.gate = nn.Sequential(nn.Linear(gate_dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, hidden_dim), nn.GELU(),
                                   nn.Linear(hidden_dim, num_experts))

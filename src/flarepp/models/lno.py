@@ -1,9 +1,10 @@
-"""Latent Neural Operator: one encode into M modes, Transformer blocks among them, one decode with the same scores (arXiv 2406.03923).
+"""Latent Neural Operator: encode into M modes, Transformer blocks among them, decode with the same scores (arXiv 2406.03923).
 
     X = mlp(features),  Y = mlp'(features),  S = mlp''(X)  [N, M]        Z = softmax_N(S)^T Y
-    each block: Z <- Z + W_o attend(q, k, v of LN(Z)),  Z <- Z + W_2 GELU(W_1 LN(Z)), width 2 C        out = mlp'''(softmax_M(S) Z)
+    each block: Z <- Z + W_o attend(q, k, v of LN(Z)),  Z <- Z + W_2 GELU(W_1 LN(Z)), width 2 C
+    out = mlp'''(softmax_M(S) Z)
 
-Here mlp(x) = W_out r,  r <- r + GELU(W r) `num_layers` times from r = GELU(W_in x). GELU is the exact one; PyTorch's own initialisation.
+Here mlp(x) = W_out r,  r <- r + GELU(W r) `num_layers` times from r = GELU(W_in x). Exact GELU, PyTorch's own initialisation.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ModeBlock(nn.Module):
         self.norm1, self.norm2 = LayerNorm(channel_dim), LayerNorm(channel_dim)
         self.query_proj, self.key_proj, self.value_proj, self.out_proj = (
             nn.Linear(channel_dim, channel_dim) for _ in range(4))
-        self.ffn_input, self.ffn_output = nn.Linear(channel_dim, FFN_RATIO * channel_dim), nn.Linear(FFN_RATIO * channel_dim, channel_dim)
+        self.ffn_input = nn.Linear(channel_dim, FFN_RATIO * channel_dim)
+        self.ffn_output = nn.Linear(FFN_RATIO * channel_dim, channel_dim)
 
     def forward(self, z: Tensor) -> Tensor:
         t = self.norm1(z)
@@ -55,7 +57,7 @@ class ModeBlock(nn.Module):
 
 
 class Model(nn.Module):
-    """features [B, N, in_dim] -> [B, N, out_dim] through `num_modes` M modes; padded tokens neither matter nor carry a value."""
+    """features [B, N, in_dim] -> [B, N, out_dim] through `num_modes` M modes; padded tokens neither matter nor have a value."""
 
     def __init__(self, *, in_dim: int, out_dim: int, channel_dim: int, num_heads: int, num_blocks: int, num_modes: int,
                  num_layers: int, grid: tuple[int, ...] | None = None):

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import LayerNorm, ResidualMLP, head_width, init_linears, merge_heads, split_heads, zero_padding
-
-PROJECTION_LAYERS = 2  # hidden layers of the input and the output projection
+from flarepp.layers import (LayerNorm, ResidualMLP, head_width, init_linears, input_projection, merge_heads, output_projection,
+                            split_heads, zero_padding)
 
 
 class CrossAttention(nn.Module):
@@ -54,12 +53,12 @@ class LatentBlock(nn.Module):
 
 
 class Model(nn.Module):
-    """features [B, N, in_dim] -> [B, N, out_dim] through `num_latents` M latents; padded tokens neither matter nor carry a value."""
+    """features [B, N, in_dim] -> [B, N, out_dim] through `num_latents` M latents; padding neither matters nor has a value."""
 
     def __init__(self, *, in_dim: int, out_dim: int, channel_dim: int, num_heads: int, num_blocks: int, num_latents: int,
                  ffn_ratio: float, init_std: float, grid: tuple[int, ...] | None = None):
         super().__init__()
-        self.in_proj = ResidualMLP(in_dim, channel_dim, channel_dim, num_layers=PROJECTION_LAYERS, output_residual=True)
+        self.in_proj = input_projection(in_dim, channel_dim)
         self.latents = nn.Parameter(torch.randn(num_latents, channel_dim))
         self.encoder_norm = LayerNorm(channel_dim)
         self.encoder = CrossAttention(channel_dim, num_heads, project_queries=False)
@@ -67,7 +66,7 @@ class Model(nn.Module):
         self.latent_norm, self.token_norm = LayerNorm(channel_dim), LayerNorm(channel_dim)
         self.decoder = CrossAttention(channel_dim, num_heads, project_queries=True)
         self.out_norm = LayerNorm(channel_dim)
-        self.out_proj = ResidualMLP(channel_dim, channel_dim, out_dim, num_layers=PROJECTION_LAYERS, input_residual=True)
+        self.out_proj = output_projection(channel_dim, out_dim)
         init_linears(self, init_std)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:

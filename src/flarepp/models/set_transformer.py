@@ -1,6 +1,7 @@
 """Set Transformer: blocks of induced set attention, in the pre-norm residual form of the FLARE++ authors (arXiv 1810.00825).
 
-    MAB(q, k) = LN(o + GELU(W_o o)),  o = LN(q' + attend(q', k', v')),  q' = W_q q, k' = W_k k, v' = W_v k        ISAB(x) = MAB(x, MAB(I, x))
+    MAB(q, k) = LN(o + GELU(W_o o)),  o = LN(q' + attend(q', k', v')),  q' = W_q q, k' = W_k k, v' = W_v k
+    ISAB(x) = MAB(x, MAB(I, x))
     x0 = rmlp(features);   each block: x <- x + ISAB(LN(x)),  x <- x + FFN(LN(x));   out = rmlp(LN(x))
 
 I: learned inducing points. The scale is C^(-1/2), the full width; GELU inside a MAB is the exact one, elsewhere by tanh.
@@ -13,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import LayerNorm, ResidualMLP, head_width, init_linears, merge_heads, split_heads, zero_padding
-
-PROJECTION_LAYERS = 2  # hidden layers of the input and the output projection
+from flarepp.layers import (LayerNorm, ResidualMLP, head_width, init_linears, input_projection, merge_heads, output_projection,
+                            split_heads, zero_padding)
 
 
 class AttentionBlock(nn.Module):
@@ -60,10 +60,10 @@ class Model(nn.Module):
     def __init__(self, *, in_dim: int, out_dim: int, channel_dim: int, num_heads: int, num_blocks: int, num_inducing: int,
                  ffn_ratio: float, grid: tuple[int, ...] | None = None):
         super().__init__()
-        self.in_proj = ResidualMLP(in_dim, channel_dim, channel_dim, num_layers=PROJECTION_LAYERS, output_residual=True)
+        self.in_proj = input_projection(in_dim, channel_dim)
         self.blocks = nn.ModuleList(Block(channel_dim, num_heads, num_inducing, ffn_ratio) for _ in range(num_blocks))
         self.out_norm = LayerNorm(channel_dim)
-        self.out_proj = ResidualMLP(channel_dim, channel_dim, out_dim, num_layers=PROJECTION_LAYERS, input_residual=True)
+        self.out_proj = output_projection(channel_dim, out_dim)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.in_proj(zero_padding(features, mask))  # [B, N, C]
