@@ -127,7 +127,7 @@ def complete_spec(dataset, model) -> tuple[dict, dict]:
     on_points = dataset == "elasticity"
     late = {"pct_start": 0.3, "div_factor": 25.0, "clip_norm": 0.1}
     return {
-        "perceiver_io": ({"ffn_ratio": 4, "num_latents": 512}, {"div_factor": 25.0}),
+        "perceiver_io": ({"ffn_ratio": 4, "num_latents": 512, "init_std": 0.02}, {"div_factor": 25.0}),
         "set_transformer": ({"ffn_ratio": 2, "num_inducing": 64}, late | {"batch_size": 1 if on_points else 4}),
         "gnot": (
             {"ffn_ratio": 2, "num_experts": 3, "as_published": not on_points, "reference_grid": 8},
@@ -586,7 +586,8 @@ def test_tables_4_and_5_keep_the_complete_architectures_apart(tmp_path):
     late = {source: {warming: f"0.3 | 0.3 ({source})", first: f"25 | 25 ({source})", clipping: f"0.1 | 0.1 ({source})"}
             for source in ("authors' script", "FLARE study")}
     assert shared["matched backbone"][clipping] == "1 | 1 (authors' script)"
-    assert shared["PerceiverIO"] == {"FFN ratio": "4 | 4 (FLARE study)", first: "25 | 25 (FLARE study)"}
+    assert shared["PerceiverIO"] == {"FFN ratio": "4 | 4 (FLARE study)", first: "25 | 25 (FLARE study)",
+                                     "standard deviation of the first linear weights": "0.02 | 0.02 (FLARE study)"}
     assert shared["Set Transformer"] == {"inducing points": "64 | 64 (authors' script)"} | late["authors' script"]
     assert shared["GNOT"] == {
         "experts": "3 | 3 (FLARE study)", "reference points a side (as published)": "8 | 8 (FLARE study)"

@@ -134,24 +134,30 @@ def output_projection(channel_dim: int, out_dim: int) -> ResidualMLP:
     return ResidualMLP(channel_dim, channel_dim, out_dim, num_layers=PROJECTION_LAYERS, input_residual=True)
 
 
-# Sums over tokens are taken at this scale, so that 10^6 of them stay within half precision; a power of two rounds nothing.
-SUM_SCALE = 2.0**-8
 SLICE_EPS = 1e-5  # added to the mass of a slice
 
 
+def slice_softmax(logits: Tensor) -> Tensor:
+    """Slice weights [..., M] of a token: softmax over the slices, in FP32 or better."""
+    return torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
 def slice_sums(weights: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mass and weighted sum of every slice, at SUM_SCALE and in FP32 or better (Transolver, arXiv 2402.02366, eq. 2).
+    """Weighted sum and mass of every slice (Transolver, arXiv 2402.02366, eq. 2).
 
     weights [..., N, M], values [..., N, D], mask None or broadcastable to [..., N]; padded tokens count nowhere. Returns
-    [..., M, D + 1]: sum_n w v, and in the last channel sum_n w.
+    [..., M, D + 1]: sum_n w v, and in the last channel sum_n w. In FP32 or better, backward too: half precision overflows in
+    a sum over 10^5 tokens, and in the gradient of a slice that has hardly any mass.
     """
-    values = F.pad(SUM_SCALE * values, (0, 1), value=SUM_SCALE)
-    return _widened(weights.transpose(-1, -2) @ zero_padding(values, mask))
+    with torch.autocast(weights.device.type, enabled=False):
+        values = zero_padding(F.pad(_widened(values), (0, 1), value=1), mask)
+        return _widened(weights).transpose(-1, -2) @ values
 
 
 def slice_means(sums: Tensor) -> Tensor:
-    """Weighted means [..., M, D] from `slice_sums`: sum_n w v / (sum_n w + 1e-5)."""
-    return sums[..., :-1] / (sums[..., -1:] + SUM_SCALE * SLICE_EPS)
+    """Weighted means [..., M, D] from `slice_sums`: sum_n w v / (sum_n w + 1e-5); 0, with small gradients, without any token."""
+    mass = sums[..., -1:]  # [..., M, 1]
+    return sums[..., :-1] / torch.where(mass == 0, 1, mass + SLICE_EPS)
 
 
 class SliceAttention(nn.Module):

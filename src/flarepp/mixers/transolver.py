@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flarepp.layers import (SliceAttention, head_width, init_linears, merge_heads, slice_means, slice_sums, split_heads,
-                            zero_padding)
+from flarepp.layers import (SliceAttention, head_width, init_linears, merge_heads, slice_means, slice_softmax, slice_sums,
+                            split_heads, zero_padding)
 
 FIRST_TEMPERATURE, CLAMP = 0.5, (0.1, 5.0)
 
@@ -40,7 +40,7 @@ class Mixer(nn.Module):
         """w [B, H, N, M]. The temperature divides u and a constant channel that carries the bias, not the M logits."""
         u = F.pad(split_heads(self.routing_proj(x), self.num_heads), (0, 1), value=1)  # [B, H, N, D + 1]
         weight = torch.cat([self.slice_proj.weight, self.slice_proj.bias[:, None]], 1)  # [M, D + 1]
-        return torch.softmax(F.linear(u / self.temperature.clamp(*CLAMP), weight), -1)
+        return slice_softmax(F.linear(u / self.temperature.clamp(*CLAMP), weight))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         heads_mask = None if mask is None else mask[:, None]  # [B, 1, N]

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from flarepp.layers import (SLICE_EPS, SUM_SCALE, SliceAttention, head_width, init_linears, slice_means, slice_sums,
-                            zero_padding)
+from flarepp.layers import SliceAttention, head_width, init_linears, slice_means, slice_softmax, slice_sums, zero_padding
 
 FIRST_TEMPERATURE = 0.5
 
@@ -55,7 +54,7 @@ class Mixer(nn.Module):
     def slice_values(self, sums: Tensor) -> Tensor:
         """What each slice hands to its tokens, [B, H M, C], from the sums [B, H M, C + 1] over all tokens."""
         sums = self.sum_over_tokens(sums).unflatten(1, (self.num_heads, -1))  # [B, H, M, C + 1]
-        share = 1 if self.tile is None else sums[..., -1:] / (sums[..., -1:] + SUM_SCALE * SLICE_EPS)
+        share = 1 if self.tile is None else slice_means(sums[..., -1:].expand(*sums.shape[:-1], 2))  # mass / (mass + 1e-5)
         tokens = slice_means(sums) @ self.by_head(self.token_proj.weight).transpose(1, 2)  # [B, H, M, D]
         tokens = tokens + share * self.by_head(self.token_proj.bias)[:, None]
         mixed = self.slice_attention(tokens)  # [B, H, M, D]
@@ -66,27 +65,26 @@ class Mixer(nn.Module):
             return self.tiled(x, mask)
         x = zero_padding(x, mask)
         logits = F.linear(x, *self.logit_map()).unflatten(-1, (self.num_heads, -1))  # [B, N, H, M]
-        weights = torch.softmax(logits, -1).flatten(2)  # [B, N, H M]
+        weights = slice_softmax(logits).flatten(2)  # [B, N, H M]
         values = self.slice_values(slice_sums(weights, x, mask))  # [B, H M, C]
         return zero_padding(weights @ values.to(weights.dtype) + self.out_proj.bias, mask)
 
     def tiled(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The same in tiles: one pass over the tokens for the sums, one for the outputs."""
         tiles = _Tiles(x, mask, self.num_heads, self.tile)
-        sums = _TiledSums.apply(tiles, x, *self.logit_map())  # [B, H M, C + 1]
-        return _TiledOutputs.apply(tiles, self.slice_values(sums), self.out_proj.bias)
+        sums = _TiledSums.apply(tiles, x, *(value.to(tiles.dtype) for value in self.logit_map()))  # [B, H M, C + 1]
+        return _TiledOutputs.apply(tiles, self.slice_values(sums).to(tiles.dtype), self.out_proj.bias.to(tiles.dtype))
 
 
 class _Tiles:
     """The tokens in tiles, their slice weights on demand, what the backward pass of the outputs leaves for that of the sums.
 
-    Whatever is as large as a tile's slice weights [B, T, H M] is written into buffers that each pass allocates once.
+    All of it runs in FP32 or better, under autocast too. Whatever is as large as a tile's slice weights [B, T, H M] is written
+    into buffers that each pass allocates once.
     """
 
     def __init__(self, x: Tensor, mask: Tensor | None, num_heads: int, tile: int):
-        device = x.device.type
-        half = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-        self.dtype = torch.get_autocast_dtype(device) if half else x.dtype
+        self.dtype = torch.promote_types(x.dtype, torch.float32)
         self.x, self.mask, self.num_heads = x.detach(), mask, num_heads
         self.spans = [slice(start, start + tile) for start in range(0, max(x.shape[1], 1), tile)]
 
@@ -122,8 +120,8 @@ class _TiledSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tiles, x, weight, bias):
-        ctx.tiles, ctx.dtype = tiles, weight.dtype
-        tiles.weight, tiles.bias = weight.detach().to(tiles.dtype), bias.detach().to(tiles.dtype)
+        ctx.tiles = tiles
+        tiles.weight, tiles.bias = weight.detach(), bias.detach()
         buffers = tiles.buffers(2)
         with torch.autocast(x.device.type, enabled=False):
             return sum(slice_sums(tiles.weights(span, *buffers), tiles.tokens(span), tiles.mask_of(span))
@@ -133,11 +131,11 @@ class _TiledSums(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_sums):
         tiles, grad_x = ctx.tiles, torch.empty_like(ctx.tiles.x)
-        grad_sums = (SUM_SCALE * grad_sums).to(tiles.dtype)
-        grad_weight, grad_bias = (torch.zeros_like(value, dtype=ctx.dtype) for value in (tiles.weight, tiles.bias))
+        grad_weight, grad_bias = torch.zeros_like(tiles.weight), torch.zeros_like(tiles.bias)
         buffers = tiles.buffers(3)
-        for span in tiles.spans:
-            _tile_backward(tiles, span, buffers, grad_sums, grad_x, grad_weight, grad_bias)
+        with torch.autocast(grad_x.device.type, enabled=False):
+            for span in tiles.spans:
+                _tile_backward(tiles, span, buffers, grad_sums, grad_x, grad_weight, grad_bias)
         return None, grad_x, grad_weight, grad_bias
 
 
@@ -153,7 +151,7 @@ def _tile_backward(tiles, span, buffers, grad_sums, grad_x, grad_weight, grad_bi
     grad_x[:, span] = zero_padding((weights @ grad_sums[..., :-1]).baddbmm_(
         grad_logits, tiles.weight.expand(len(tokens), -1, -1)), mask)
     grad_weight += grad_logits.flatten(0, 1).T @ tokens.flatten(0, 1)
-    grad_bias += grad_logits.sum((0, 1), dtype=grad_bias.dtype)
+    grad_bias += grad_logits.sum((0, 1))
 
 
 class _TiledOutputs(torch.autograd.Function):
@@ -161,8 +159,7 @@ class _TiledOutputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tiles, values, bias):
-        ctx.tiles, ctx.dtypes = tiles, (values.dtype, bias.dtype)
-        tiles.values, bias = values.to(tiles.dtype), bias.to(tiles.dtype)
+        ctx.tiles, tiles.values = tiles, values
         out = tiles.x.new_empty(*tiles.x.shape[:2], bias.shape[0], dtype=tiles.dtype)
         buffers = tiles.buffers(2)
         with torch.autocast(out.device.type, enabled=False):
@@ -175,5 +172,6 @@ class _TiledOutputs(torch.autograd.Function):
     def backward(ctx, grad_out):
         tiles = ctx.tiles
         tiles.grad_out, buffers = zero_padding(grad_out, tiles.mask), tiles.buffers(2)
-        grad_values = sum(tiles.weights(span, *buffers).transpose(1, 2) @ tiles.grad_out[:, span] for span in tiles.spans)
-        return None, grad_values.to(ctx.dtypes[0]), tiles.grad_out.sum((0, 1)).to(ctx.dtypes[1])
+        with torch.autocast(grad_out.device.type, enabled=False):
+            grad_values = sum(tiles.weights(span, *buffers).transpose(1, 2) @ tiles.grad_out[:, span] for span in tiles.spans)
+        return None, grad_values, tiles.grad_out.sum((0, 1))

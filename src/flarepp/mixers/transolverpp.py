@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flarepp.layers import (SliceAttention, head_width, init_linears, merge_heads, slice_means, slice_sums, split_heads,
-                            zero_padding)
+from flarepp.layers import (SliceAttention, head_width, init_linears, merge_heads, slice_means, slice_softmax, slice_sums,
+                            split_heads, zero_padding)
 
 FIRST_BIAS, LEAST_TEMPERATURE, NOISE_EPS = 0.5, 0.01, 1e-8
 
@@ -48,7 +48,7 @@ class Mixer(nn.Module):
         if self.training or self.eval_noise:
             logits = logits - self.uniform(logits).add_(NOISE_EPS).log_().neg_().add_(NOISE_EPS).log_()
         temperature = (self.temperature_proj(u) + self.bias).clamp_min(LEAST_TEMPERATURE)  # [B, H, N, 1]
-        return torch.softmax(logits / temperature, -1)
+        return slice_softmax(logits / temperature)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         heads_mask = None if mask is None else mask[:, None]  # [B, 1, N]

@@ -41,6 +41,7 @@ NAMES = {
     "model.name": "model",
     "model.num_inducing": "inducing points",
     "model.num_experts": "experts",
+    "model.init_std": "standard deviation of the first linear weights",
     "model.num_modes": "modes",
     "model.num_layers": "hidden layers of the MLPs",
     "model.as_published": "as published (input through gates only)",
