@@ -15,6 +15,7 @@ from flarepp.models import build_model
 
 CHANNELS, HEADS, LATENTS, TOKENS = 12, 3, 4, 9
 RANDOM = {"eval_noise"}  # switches that make a mixer's output random
+SLICED = ("transolver", "transolverpp", "transolver3")
 LOW_RANK = [name for name in mixer_names() if name.startswith("flare")]
 DYNAMIC = [name for name in LOW_RANK if name.startswith("flarepp")]
 
@@ -37,11 +38,12 @@ def variants(name):
     flipped = {key: not parameter.default for key, parameter in parameters_of(name).items()
                if isinstance(parameter.default, bool) and key not in RANDOM}
     singles = [{key: value} for key, value in flipped.items()]
-    return [{}, *singles, *([flipped] if len(flipped) > 1 else [])]
+    tiles = [{"tile": tile} for tile in (1, 4, TOKENS, 20)] if "tile" in parameters_of(name) else []
+    return [{}, *singles, *tiles, *([flipped] if len(flipped) > 1 else [])]
 
 
 def cases(names, norms=tuple(NORMS)):
-    return [pytest.param(name, norm, switches, id="-".join([name, norm, *switches]))
+    return [pytest.param(name, norm, switches, id="-".join([name, norm, *(f"{key}={value}" for key, value in switches.items())]))
             for name in names for norm in norms for switches in variants(name)]
 
 
@@ -253,8 +255,13 @@ def test_linear_weights_and_latents_start_from_small_normals():
             if isinstance(module, nn.Linear):
                 identity = name == "flarepp_anchored" and key in ("routing_proj", "key_proj", "value_proj")
                 noise = module.weight - torch.eye(64) if identity else module.weight
-                assert noise.std().item() == pytest.approx(0.02, rel=0.05), (name, key)
-                assert abs(noise.mean().item()) < 0.002 and (module.bias == 0).all(), (name, key)
+                if key == "slice_proj":  # orthogonal: 64 slices of 16 channels
+                    assert relative(module.weight.T @ module.weight, torch.eye(16)) <= 1e-5 and (module.bias == 0).all()
+                    continue
+                spread = 4 / math.sqrt(2 * noise.numel())  # four standard errors
+                assert noise.std().item() == pytest.approx(0.02, rel=spread), (name, key)
+                assert abs(noise.mean().item()) < 0.02 * 2 * spread, (name, key)
+                assert module.bias is None or (module.bias == 0).all(), (name, key)
             if isinstance(module, tuple(NORMS.values())) and module.weight is not None:
                 assert (module.weight == 1).all()
                 assert getattr(module, "bias", None) is None or (module.bias == 0).all()
@@ -298,6 +305,179 @@ def test_parameter_counts(norm, per_norm):
     mixer = 3 * projection + latents
     ffn = 2 * 2 * channels**2 + 3 * channels
     assert flare == ends + per_norm * channels + blocks * (mixer + ffn + 2 * per_norm * channels)
+
+
+# --- slices
+
+
+def sliced(name, norm="layernorm", bias=True, **options):
+    """One of the slice mixers with the parameters of one Transolver, its temperatures inside the clamp."""
+    mixer, source = mixer_of(name, norm, **options), mixer_of("transolver")
+    with torch.no_grad():
+        source.temperature.clamp_(0.2, 4)
+        source.token_proj.bias.mul_(bias)
+    mixer.load_state_dict(source.state_dict())
+    return mixer
+
+
+def results(mixer, mask=None):
+    """Output and gradients with respect to the input and every parameter."""
+    x = tokens(4).requires_grad_()
+    out = mixer(x, mask)
+    return [out, *torch.autograd.grad((out * tokens(4, seed=2)).sum(), [x, *mixer.parameters()])]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("tile", [1, 4, 9, 20])
+def test_tiled_transolver3_is_transolver(tile, masked):
+    mask = ragged_mask() if masked else None
+    for ours, theirs in zip(results(sliced("transolver3", tile=tile), mask), results(sliced("transolver"), mask), strict=True):
+        assert relative(ours, theirs, 1e-9) <= 1e-12
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_plain_transolver3_differs_from_transolver_by_the_bias_alone(masked):
+    mask = ragged_mask() if masked else None
+    unbiased = [results(sliced(name, bias=False), mask)[0] for name in ("transolver3", "transolver")]
+    assert relative(*unbiased) <= 1e-12
+    plain, original = (results(sliced(name), mask)[0] for name in ("transolver3", "transolver"))
+    assert relative(plain, original) > 1e-9
+    captured = []
+    for name in ("transolver3", "transolver"):
+        mixer = sliced(name)
+        mixer.slice_attention.register_forward_hook(lambda module, inputs, output: captured.append(inputs[0]))
+        sums = []
+        mixer.sum_over_tokens = lambda value, sums=sums: sums.append(value) or value
+        mixer(tokens(4), mask)
+    mass = sums[0][:3, ..., -1:]  # of Transolver; the last sample may have no token
+    bias = mixer.token_proj.bias.view(HEADS, 1, -1)
+    assert relative(captured[0][:3] - captured[1][:3], 1e-5 * bias / (mass + 1e-5)) <= 1e-6
+
+
+def test_only_transolver_clamps_its_temperature():
+    for value, factor in ((0.01, 10), (50.0, 0.1)):
+        outputs = {}
+        for name in ("transolver", "transolver3"):
+            mixer = sliced(name, bias=False)
+            for scale in (1, factor):
+                with torch.no_grad():
+                    mixer.temperature.fill_(value * scale)
+                outputs[name, scale] = mixer(tokens())
+            if name == "transolver":
+                with torch.no_grad():
+                    mixer.temperature.fill_(value)
+                mixer(tokens()).sum().backward()
+                assert (mixer.temperature.grad == 0).all()
+        assert relative(outputs["transolver", 1], outputs["transolver", factor]) <= 1e-12  # 0.1 or 5 all the same
+        assert relative(outputs["transolver3", 1], outputs["transolver3", factor]) > 1e-3
+
+
+def test_transolverpp_draws_noise_in_training_only():
+    mixer, x = mixer_of("transolverpp"), tokens()
+    quiet = mixer(x)
+    assert torch.equal(mixer(x), quiet)
+    mixer.train()
+    torch.manual_seed(5)
+    first, second = mixer(x), mixer(x)
+    torch.manual_seed(5)
+    assert torch.equal(mixer(x), first) and relative(first, second) > 1e-3 and relative(first, quiet) > 1e-3
+    mixer.uniform = lambda logits: torch.full_like(logits, math.exp(-1 + 1e-8) - 1e-8)  # where the noise is 0
+    assert relative(mixer(x), quiet) <= 1e-6
+
+
+def test_eval_noise_draws_in_evaluation_as_the_twin_does():
+    mixer, x = mixer_of("transolverpp", eval_noise=True), tokens()
+    torch.manual_seed(5)
+    ours = mixer(x)
+    torch.manual_seed(5)
+    theirs = TWINS["transolverpp"](dict(mixer.named_parameters()), x, num_heads=HEADS, norm="layernorm", eval_noise=True)
+    assert relative(ours, theirs) <= 1e-10
+
+
+def test_the_noise_is_gumbels():
+    mixer = mixer_of("transolverpp", eval_noise=True)
+    with torch.no_grad():
+        for layer in (mixer.slice_proj, *mixer.temperature_proj[::2]):
+            layer.weight.zero_()
+            layer.bias.zero_()
+        mixer.bias.fill_(1)  # logits 0, temperature 1: the logarithm of a weight is its noise up to the row's constant
+    uniform = torch.rand(1, HEADS, 100_000, LATENTS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mixer.uniform = lambda logits: uniform.clone()
+    weights = mixer.slice_weights(torch.zeros(1, HEADS, 100_000, CHANNELS // HEADS, dtype=torch.float64))
+    noise = -torch.log(-torch.log(uniform + 1e-8) + 1e-8)
+    seen = torch.log(weights) - torch.log(weights).mean(-1, keepdim=True)
+    assert relative(seen, noise - noise.mean(-1, keepdim=True)) <= 1e-6
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.005) and noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.01)
+
+
+def test_temperatures_of_tokens_have_a_floor():
+    mixer = mixer_of("transolverpp")
+    with torch.no_grad():
+        mixer.bias.fill_(-10)
+        mixer(tokens())
+        mixer.bias.fill_(-20)
+    mixer(tokens()).sum().backward()
+    assert (mixer.bias.grad == 0).all()  # every temperature is 0.01
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name, options", [*((name, {}) for name in SLICED), ("transolver3", {"tile": 9_000})])
+def test_half_precision_holds_many_tokens_in_one_slice(name, options, half):
+    torch.manual_seed(0)
+    mixer = build_mixer(name, channel_dim=16, num_heads=2, num_latents=4, **options)
+    with torch.no_grad():
+        mixer.slice_proj.bias[0] = 20
+        getattr(mixer, "token_proj", mixer.routing_proj).bias.fill_(5)
+    x = torch.randn(1, 100_000, 16)
+    with torch.autocast("cpu", dtype=half):
+        out = mixer.train()(x)
+    (out.float() ** 2).mean().backward()
+    assert out.isfinite().all() and all(parameter.grad.isfinite().all() for parameter in mixer.parameters())
+    if name != "transolverpp":  # which draws noise in training
+        assert relative(out.float(), mixer(x)) <= 0.05
+
+
+def test_tiles_survive_a_second_backward_frozen_parameters_and_fixed_inputs():
+    mixer, x = mixer_of("transolver3", tile=4), tokens().requires_grad_()
+    loss = mixer(x).square().sum()
+    first, second = (torch.autograd.grad(loss, [x, *mixer.parameters()], retain_graph=True) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second))
+    for frozen in ("slice_proj", "out_proj", "token_proj"):
+        getattr(mixer, frozen).requires_grad_(False)
+    kept = [parameter for parameter in mixer.parameters() if parameter.requires_grad]
+    loss = mixer(tokens()).square().sum()
+    expected = dict(zip([x, *mixer.parameters()], first))
+    for parameter, found in zip(kept, torch.autograd.grad(loss, kept)):
+        assert relative(found, expected[parameter], 1e-9) <= 1e-12
+
+
+def test_tiles_never_hold_all_slice_weights():
+    mixer = build_mixer("transolver3", channel_dim=8, num_heads=2, num_latents=64, tile=10)
+    with Recorder() as recorder:
+        mixer(torch.randn(1, 200, 8, requires_grad=True)).sum().backward()
+    assert recorder.largest <= max(200 * 8, 2 * 64 * 9) < 10 * 2 * 64 * 2 < 200 * 2 * 64
+
+
+@pytest.mark.parametrize("name, options", [*((name, {}) for name in SLICED), ("transolver3", {"tile": 2})])
+def test_sums_of_two_shards_are_those_of_the_whole(name, options):
+    """What context parallelism relies on: `sum_over_tokens` sees sums that add up."""
+    mixer, x, sums = sliced(name, **options) if name != "transolverpp" else mixer_of(name), tokens(), []
+    whole = mixer(x)
+    for shard in (x[:, :5], x[:, 5:]):
+        mixer.sum_over_tokens = lambda value: sums.append(value) or value
+        mixer(shard)
+    mixer.sum_over_tokens = lambda value: sums[0] + sums[1]
+    assert relative(torch.cat([mixer(x[:, :5]), mixer(x[:, 5:])], 1), whole) <= 1e-12
+
+
+@pytest.mark.parametrize("name, norm, switches", cases(mixer_names(), ["layernorm"]))
+def test_a_single_token(name, norm, switches):
+    mixer, x = mixer_of(name, norm, **switches), tokens(2, 1)
+    if not sees_positions(name):
+        out, mask = mixer(x), torch.zeros(2, TOKENS, dtype=torch.bool)
+        mask[:, 4] = True
+        assert out.isfinite().all()
+        assert relative(mixer(x.expand(-1, TOKENS, -1), mask)[:, 4], out[:, 0]) <= 1e-12
 
 
 # --- errors
@@ -435,7 +615,7 @@ def test_half_precision_keeps_norms_in_fp32(name, norm, half):
             module.register_forward_hook(watch)
     with torch.autocast("cpu", dtype=half):
         out = model(tokens(4, channels=3).float(), ragged_mask())
-        (out.float() * tokens(4, channels=2, seed=2)).sum().backward()
+    (out.float() * tokens(4, channels=2, seed=2)).sum().backward()  # outside, as training does
     assert out.isfinite().all() and out.dtype == half
     assert len(seen) >= 5  # two a block and the last one
     assert all(dtype == torch.float32 and error <= 1e-5 for dtype, error in seen.values())

@@ -285,7 +285,7 @@ def test_every_parameter_trains_from_the_start(name, options):
 def test_depth_builds_as_many_blocks(name, options, blocks):
     model = fresh(name, **options, num_blocks=blocks)
     assert len(model.blocks) == blocks
-    assert len({id(parameter) for parameter in model.blocks.parameters()}) == blocks * len(list(model.blocks[0].parameters()))
+    assert len(list(model.blocks.parameters())) == blocks * len(list(model.blocks[0].parameters()))  # none is shared
 
 
 def test_lno_num_layers_and_gnot_num_experts():

@@ -15,7 +15,7 @@ from flarepp.errors import unknown
 INIT_STD = 0.02  # every linear weight, latent and seed of the matched backbone starts from N(0, 0.02^2)
 
 
-def _widened(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
     """Half precision to FP32, in which every norm is computed; FP32 and FP64 stay."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
@@ -27,7 +27,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(dim, eps=1e-5, elementwise_affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(_widened(x))
+        return super().forward(widened(x))
 
 
 class RMSNorm(nn.RMSNorm):
@@ -37,7 +37,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(dim, eps=1e-6, elementwise_affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(_widened(x))
+        return super().forward(widened(x))
 
 
 NORMS = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
@@ -150,8 +150,8 @@ def slice_sums(weights: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     a sum over 10^5 tokens, and in the gradient of a slice that has hardly any mass.
     """
     with torch.autocast(weights.device.type, enabled=False):
-        values = zero_padding(F.pad(_widened(values), (0, 1), value=1), mask)
-        return _widened(weights).transpose(-1, -2) @ values
+        values = zero_padding(F.pad(widened(values), (0, 1), value=1), mask)
+        return widened(weights).transpose(-1, -2) @ values
 
 
 def slice_means(sums: Tensor) -> Tensor:

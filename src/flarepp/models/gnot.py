@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flarepp.layers import LayerNorm, head_width, init_linears, merge_heads, split_heads, zero_padding
+from flarepp.layers import LayerNorm, head_width, init_linears, merge_heads, split_heads, widened, zero_padding
 
 PREPROCESSING_RATIO = 2  # hidden width over C of mlp_x, mlp_z and the output layer
 
@@ -33,7 +33,7 @@ class MLP(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """LA(a, b): a, b [B, N, C] -> [B, N, C]; padded tokens of b count in neither sum."""
+    """LA(a, b): a, b [B, N, C] -> [B, N, C]; padded tokens of b count nowhere. Sums over tokens in FP32 or better."""
 
     def __init__(self, channel_dim: int, num_heads: int):
         super().__init__()
@@ -44,13 +44,15 @@ class LinearAttention(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
         projected = self.query_proj(a), zero_padding(self.value_proj(b), mask), self.key_proj(b)
-        q, v, k = (split_heads(part, self.num_heads) for part in projected)  # [B, H, N, D]
-        q, k = torch.softmax(q, -1), torch.softmax(k, -1)
-        k = k if mask is None else zero_padding(k, mask[:, None])
-        mass = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)  # [B, H, N, 1]
-        if mask is not None:  # a sample without any token
-            mass = mass.masked_fill(~mask.any(-1)[:, None, None, None], 1)
-        return self.out_proj(merge_heads(q + q @ (k.transpose(-1, -2) @ v) / mass))
+        q, v, k = (split_heads(widened(part), self.num_heads) for part in projected)  # [B, H, N, D]
+        with torch.autocast(a.device.type, enabled=False):
+            q, k = torch.softmax(q, -1), torch.softmax(k, -1)
+            k = k if mask is None else zero_padding(k, mask[:, None])
+            mass = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)  # [B, H, N, 1]
+            if mask is not None:  # a sample without any token
+                mass = mass.masked_fill(~mask.any(-1)[:, None, None, None], 1)
+            y = q + q @ (k.transpose(-1, -2) @ v) / mass
+        return self.out_proj(merge_heads(y))
 
 
 class Experts(nn.Module):

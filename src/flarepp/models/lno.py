@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import LayerNorm, head_width, merge_heads, split_heads, zero_padding
+from flarepp.layers import LayerNorm, head_width, merge_heads, split_heads, widened, zero_padding
 
 FFN_RATIO = 2
 
@@ -70,11 +70,12 @@ class Model(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         features = zero_padding(features, mask)
-        scores = self.score_proj(self.trunk_proj(features))  # [B, N, M]
-        z = token_softmax(scores, mask).transpose(1, 2) @ self.branch_proj(features)  # [B, M, C]
+        scores, values = widened(self.score_proj(self.trunk_proj(features))), widened(self.branch_proj(features))
+        with torch.autocast(scores.device.type, enabled=False):  # a weight of 1 / N is nothing in half precision
+            z = token_softmax(scores, mask).transpose(1, 2) @ values  # [B, M, C]
         for block in self.blocks:
             z = block(z)
-        y = torch.softmax(scores, -1) @ z.to(scores.dtype)  # [B, N, C]
+        y = torch.softmax(scores, -1) @ z  # [B, N, C]
         return zero_padding(self.out_proj(y), mask)  # [B, N, out_dim]
 
 
