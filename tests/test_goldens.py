@@ -134,7 +134,8 @@ def written(folder, name, seed, width, heads, slices, shape, twin):
         torch.set_rng_state(state)
     output = twin(p, x, num_heads=heads, norm="layernorm", **options)
     grads = torch.autograd.grad((output * w).sum(), [x, *p.values()])
-    arrays = {f"param/{key}": value for key, value in reference_names(name, p).items()} | aux | {"input/x": x, "output": output, "w": w}
+    arrays = aux | {"input/x": x, "output": output, "w": w}
+    arrays |= {f"param/{key}": value for key, value in reference_names(name, p).items()}
     arrays |= {f"grad_param/{key}": value for key, value in reference_names(name, dict(zip(p, grads[1:]))).items()}
     meta = json.dumps({"ctor": {"dim": width, "heads": heads, "slice_num": slices}})
     family = {"transolverpp": "transolverpp_attn"}.get(name, f"{name}_mixer_flarepy3b66")
@@ -152,13 +153,21 @@ def test_other_sizes_and_seeds_of_the_slice_families(tmp_path):
     assert run.returncode == 0 and "9 of 9 files agree" in run.stdout, run.stdout
 
 
-def test_a_wrong_formula_of_a_slice_mixer_fails(tmp_path):
-    def without_temperature(p, x, **options):
-        return TWINS["transolver"](p | {"temperature": torch.ones_like(p["temperature"]) + 0 * p["temperature"]}, x, **options)
+def without(name, key):
+    """The naive formula of mixer `name` with parameter `key` left out: a factor of 1, a term of 0."""
+    neutral = torch.ones_like if key == "temperature" else torch.zeros_like
+    return lambda p, x, **options: TWINS[name](p | {key: neutral(p[key]) + 0 * p[key]}, x, **options)
 
-    path = written(tmp_path, "transolver", 4, 24, 3, 7, (1, 13), without_temperature)
+
+def test_a_wrong_formula_of_a_slice_mixer_fails(tmp_path):
+    wrong = [("transolver", "temperature"), ("transolver", "token_proj.bias"), ("transolver3", "temperature"),
+             ("transolver3", "slice_proj.bias"), ("transolverpp", "bias"), ("transolverpp", "temperature_proj.2.bias")]
+    for seed, (name, key) in enumerate(wrong):
+        written(tmp_path, name, seed, 24, 3, 7, (1, 13), without(name, key))
     run = check(tmp_path)
-    assert run.returncode == 1 and line_of(run, path.name).startswith("FAILED")
+    lines = run.stdout.splitlines()
+    assert run.returncode == 1 and lines.pop() == "0 of 6 files agree"
+    assert all(line.startswith("FAILED") and "output" in line.split("<-")[1] for line in lines), run.stdout
 
 
 @pytest.mark.parametrize("only", [(), ("--only", "nothing*")], ids=["empty", "nothing left"])
