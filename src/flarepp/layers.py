@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from flarepp.attention import attend
 from flarepp.errors import unknown
@@ -149,9 +150,24 @@ def slice_sums(weights: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     [..., M, D + 1]: sum_n w v, and in the last channel sum_n w. In FP32 or better, backward too: half precision overflows in
     a sum over 10^5 tokens, and in the gradient of a slice that has hardly any mass.
     """
-    with torch.autocast(weights.device.type, enabled=False):
-        values = zero_padding(F.pad(widened(values), (0, 1), value=1), mask)
-        return widened(weights).transpose(-1, -2) @ values
+    return _TokenSums.apply(widened(weights), zero_padding(F.pad(widened(values), (0, 1), value=1), mask))
+
+
+class _TokenSums(torch.autograd.Function):
+    """weights^T values over the tokens; autocast is off in the backward pass too, wherever that is called."""
+
+    @staticmethod
+    def forward(ctx, weights, values):
+        ctx.save_for_backward(weights, values)
+        with torch.autocast(weights.device.type, enabled=False):
+            return weights.transpose(-1, -2) @ values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        weights, values = ctx.saved_tensors
+        with torch.autocast(grad.device.type, enabled=False):
+            return values @ grad.transpose(-1, -2), weights @ grad
 
 
 def slice_means(sums: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ class _TiledSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tiles, x, weight, bias):
         ctx.tiles = tiles
+        ctx.save_for_backward(x)  # read again below, so that a change of x in between is an error
         tiles.weight, tiles.bias = weight.detach(), bias.detach()
         buffers = tiles.buffers(2)
         with torch.autocast(x.device.type, enabled=False):
@@ -130,7 +131,8 @@ class _TiledSums(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_sums):
-        tiles, grad_x = ctx.tiles, torch.empty_like(ctx.tiles.x)
+        (x,), tiles = ctx.saved_tensors, ctx.tiles
+        grad_x = torch.empty_like(x)
         grad_weight, grad_bias = torch.zeros_like(tiles.weight), torch.zeros_like(tiles.bias)
         buffers = tiles.buffers(3)
         with torch.autocast(grad_x.device.type, enabled=False):
