@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Step time of every mixer against its twin: python tests/benchmark_mixers.py [--tokens 972 7225] [--blocks 2] [--repeats 7]
+"""Step time of every mixer against its twin: python tests/benchmark_mixers.py [--tokens 972 7225] [--blocks 8] [--repeats 7]
 
-Both sides are the matched backbone with the paper's C = 128, H = 8, M = 128 in FP32, and a step is complete: forward,
+Both sides are the matched backbone with the paper's C = 128, H = 8, M = 128 and 8 blocks in FP32, and a step is complete: forward,
 backward, clipping, AdamW, EMA. The twin is `tests/reference.py`: the mixer's formulas with einsum and softmax, nothing fused or
 reassociated. Repetitions of the two alternate in one process; a row shows both medians, their spread and the median of the ratios
 twin / ours of neighbouring repetitions. Batch 2; full attention one sample and one block, since its twin holds [H, N, N].
@@ -77,7 +77,7 @@ def compare(name: str, tokens: int, blocks: int, repeats: int) -> tuple[float, s
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[972, 7225])
-    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--mixers", nargs="+", default=list(TWINS), choices=list(TWINS))
