@@ -66,7 +66,7 @@ def rewrite_record(folder, change, name="metrics.json"):
     (folder / name).write_text(json.dumps(value))
 
 
-def refused(answer, folder, *words):
+def assert_refused(answer, folder, *words):
     """One line that says why, exit code 2, nothing written."""
     assert answer.returncode == 2 and answer.err.startswith("error: "), answer.err
     assert len(answer.err.splitlines()) == 1 and answer.out == ""
@@ -193,7 +193,7 @@ def test_other_data_are_seen_through_the_runs_normalisers(main, run_dir, run_spe
     ({"grid": (9, 9)}, ("(9, 9)", "45 points"))])
 def test_data_that_do_not_fit_are_refused(main, run_dir, benchmark, tmp_path, changes, words):
     other_data(benchmark, tmp_path / "other.h5", **changes)
-    refused(main("evaluate", run_dir, "--data", tmp_path / "other.h5"), run_dir, *words)
+    assert_refused(main("evaluate", run_dir, "--data", tmp_path / "other.h5"), run_dir, *words)
 
 
 def test_a_model_that_needs_its_grid_is_refused_others(main, run_spec, benchmark, dataset, tmp_path):
@@ -204,7 +204,7 @@ def test_a_model_that_needs_its_grid_is_refused_others(main, run_spec, benchmark
     run_dir = tmp_path / "runs" / "toy"
     leave(run_dir, run_spec, dataset)
     other_data(benchmark, tmp_path / "scattered.h5")
-    refused(main("evaluate", run_dir, "--data", tmp_path / "scattered.h5"), run_dir, "the grid [6, 10]", "the data None")
+    assert_refused(main("evaluate", run_dir, "--data", tmp_path / "scattered.h5"), run_dir, "the grid [6, 10]", "the data None")
     other_data(benchmark, tmp_path / "finer.h5", grid=(5, 9))
     assert main("evaluate", run_dir, "--data", tmp_path / "finer.h5").returncode == 0
 
@@ -219,7 +219,7 @@ def test_what_is_no_store_is_refused(main, run_dir, tmp_path, content):
     elif content != "missing":
         with h5py.File(path, "w") as file:
             file.attrs["complete"] = content == "empty"
-    refused(main("evaluate", run_dir, "--data", path), run_dir, "other.h5")
+    assert_refused(main("evaluate", run_dir, "--data", path), run_dir, "other.h5")
 
 
 # Runs that failed
@@ -259,7 +259,7 @@ def test_a_run_without_memory_for_the_model_has_no_weights(main, run_spec, datas
     run_spec["model"]["channel_dim"] = 4_000_000
     run_dir = tmp_path / "runs" / "toy"
     leave(run_dir, run_spec, dataset)
-    refused(main("evaluate", run_dir), run_dir, "no weights", "'oom' (building the model")
+    assert_refused(main("evaluate", run_dir), run_dir, "no weights", "'oom' (building the model")
 
 
 def test_lack_of_memory_in_the_evaluation_is_one_clear_error(run_dir, dataset, tmp_path, monkeypatch):
@@ -278,11 +278,11 @@ def test_lack_of_memory_in_the_evaluation_is_one_clear_error(run_dir, dataset, t
 @pytest.mark.parametrize("name", ["spec.json", "metrics.json", "model.safetensors"])
 def test_every_file_of_the_run_is_needed(main, run_dir, name):
     (run_dir / name).unlink()
-    refused(main("evaluate", run_dir), run_dir, name)
+    assert_refused(main("evaluate", run_dir), run_dir, name)
 
 
 def test_a_folder_that_does_not_exist_is_refused(main, tmp_path):
-    refused(main("evaluate", tmp_path / "none"), tmp_path, "no such run folder")
+    assert_refused(main("evaluate", tmp_path / "none"), tmp_path, "no such run folder")
 
 
 @pytest.mark.parametrize("change, words", [
@@ -299,7 +299,7 @@ def test_a_folder_that_does_not_exist_is_refused(main, tmp_path):
     (lambda t: [t.pop(key) for key in list(t)], "norm/features is missing")])
 def test_weights_that_do_not_fit_are_refused(main, run_dir, change, words):
     rewrite_weights(run_dir, change)
-    refused(main("evaluate", run_dir), run_dir, words)
+    assert_refused(main("evaluate", run_dir), run_dir, words)
 
 
 @pytest.mark.parametrize("content", ["truncated", "text", "pickle", "folder"])
@@ -314,7 +314,7 @@ def test_what_is_no_safetensors_is_refused(main, run_dir, content):
     else:
         path.unlink()
         path.mkdir()
-    refused(main("evaluate", run_dir), run_dir)
+    assert_refused(main("evaluate", run_dir), run_dir)
 
 
 def test_a_spec_edited_after_training_is_refused(main, run_dir):
@@ -322,9 +322,9 @@ def test_a_spec_edited_after_training_is_refused(main, run_dir):
         spec["model"]["channel_dim"] *= 2
 
     rewrite_record(run_dir, wider, "spec.json")
-    refused(main("evaluate", run_dir), run_dir, "another spec than spec.json")
+    assert_refused(main("evaluate", run_dir), run_dir, "another spec than spec.json")
     rewrite_record(run_dir, lambda result: wider(result["spec"]))
-    refused(main("evaluate", run_dir), run_dir, "the model of spec.json has torch.float32")
+    assert_refused(main("evaluate", run_dir), run_dir, "the model of spec.json has torch.float32")
 
 
 @pytest.mark.parametrize("change, words", [
@@ -338,7 +338,7 @@ def test_a_spec_edited_after_training_is_refused(main, run_dir):
     (lambda r: r["spec"].pop("training"), "another spec")])
 def test_a_broken_record_is_refused(main, run_dir, change, words):
     rewrite_record(run_dir, change)
-    refused(main("evaluate", run_dir), run_dir, "metrics.json", words)
+    assert_refused(main("evaluate", run_dir), run_dir, "metrics.json", words)
 
 
 @pytest.mark.parametrize("content, words", [("{", "not valid JSON"), ("[]", "JSON object"), ("{}", "'dataset'"),
@@ -346,7 +346,7 @@ def test_a_broken_record_is_refused(main, run_dir, change, words):
                                             ('{"dataset": {"name": "elasticity"}}', "'model'")])
 def test_a_broken_spec_is_refused(main, run_dir, content, words):
     (run_dir / "spec.json").write_text(content)
-    refused(main("evaluate", run_dir), run_dir, words)
+    assert_refused(main("evaluate", run_dir), run_dir, words)
 
 
 @pytest.mark.parametrize("place", ["run", "file"])
@@ -354,5 +354,5 @@ def test_files_of_a_run_are_never_replaced(main, run_dir, tmp_path, place):
     out = run_dir if place == "run" else tmp_path / "file"
     (tmp_path / "file").write_text("kept")
     before = files(run_dir)
-    refused(main("evaluate", run_dir, "--out", out), run_dir, str(out))
+    assert_refused(main("evaluate", run_dir, "--out", out), run_dir, str(out))
     assert files(run_dir) == before and (tmp_path / "file").read_text() == "kept"
