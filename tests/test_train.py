@@ -402,7 +402,7 @@ class Noisy(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(2, 1)
 
-    def forward(self, features):
+    def forward(self, features, mask):
         return self.linear(features) + torch.rand(features.shape[:2])[..., None]
 
 

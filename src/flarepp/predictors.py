@@ -84,19 +84,24 @@ PREDICTORS = {"constant": constant, "mean_field": mean_field, "pca_ridge": pca_r
 
 
 def predict(benchmark: store.Benchmark, name: str) -> np.ndarray:
-    """Predictions [S, N, c] of one trivial predictor on the test set, physical units."""
+    """Predictions [S, N, c] of one trivial predictor on the test set, physical units, 0 in padding."""
     points = list(range(benchmark.num_coordinates))
     varying = list(range(len(points), benchmark.train.features.shape[-1])) or points
     train, test = benchmark.train, benchmark.test
-    if benchmark.points_correspond:
+    if benchmark.points_correspond and train.sizes is None:
         return PREDICTORS[name](train, test.features, varying)
-    reference = train.features[0][:, points]
-    to_reference = [_nearest(sample[:, points], reference) for sample in train.features]
-    resampled = store.Samples(np.stack([s[i] for s, i in zip(train.features, to_reference)]),
-                              np.stack([s[i] for s, i in zip(train.target, to_reference)]))
-    wanted = np.stack([sample[_nearest(sample[:, points], reference)] for sample in test.features])
+    if name == "constant":
+        mean = train.target[train.mask].mean(axis=0, dtype=np.float64)
+        return mean * test.mask[..., None]
+    reference = train.features[0][train.mask[0]][:, points]
+    resampled = store.Samples(*(np.stack(array) for array in zip(*(
+        (features[nearest], target[nearest]) for features, target, mask in zip(train.features, train.target, train.mask)
+        for nearest in [_nearest(features[mask][:, points], reference)]))))
+    wanted = np.stack([features[_nearest(features[mask][:, points], reference)]
+                       for features, mask in zip(test.features, test.mask)])
     fields = PREDICTORS[name](resampled, wanted, varying)  # on the reference points
-    return np.stack([field[_nearest(reference, sample[:, points])] for field, sample in zip(fields, test.features)])
+    prediction = np.stack([field[_nearest(reference, features[:, points])] for field, features in zip(fields, test.features)])
+    return prediction * test.mask[..., None]
 
 
 def _nearest(points: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -108,9 +113,11 @@ def run(spec: dict, data: Path, run_dir: Path) -> dict:
     """Evaluate the predictor spec["model"]["name"] and leave its metrics.json in `run_dir`."""
     started = time.monotonic()
     benchmark = store.read(data)
-    errors = relative_l2(predict(benchmark, spec["model"]["name"]), benchmark.test.target)
+    prediction, target = predict(benchmark, spec["model"]["name"]), benchmark.test.target
+    parts = {"last": True} | {f"last_{region}": inside for region, inside in benchmark.regions().items()}
+    errors = {name: float(relative_l2(prediction * part, target * part).mean()) for name, part in parts.items()}
     result = {"status": "ok", "message": "", "spec": spec,
-              "metrics": {"last": float(errors.mean()), "wall_time_s": time.monotonic() - started},
+              "metrics": errors | {"wall_time_s": time.monotonic() - started},
               "provenance": {"dataset": benchmark.provenance}}
     record.write_json(result, run_dir / "metrics.json")
     return result

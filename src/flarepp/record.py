@@ -76,13 +76,18 @@ def read_run(run_dir: Path) -> tuple[dict, dict]:
     return metrics["spec"], metrics
 
 
-def write_predictions(run_dir: Path, *, points, target, predictions: dict, errors: dict, attributes: dict) -> None:
-    """Write predictions.h5: points [S, N, d], target [S, N, c], per weights name a prediction [S, N, c] and errors [S]."""
+def write_predictions(run_dir: Path, *, points, target, predictions: dict, errors: dict, attributes: dict, sizes=None) -> None:
+    """Write predictions.h5: points [S, N, d], target [S, N, c], per weights name a prediction [S, N, c] and errors [S].
+
+    sizes [S]: points of each sample where they differ, the rest of N is padding.
+    """
     import h5py
 
     with atomic_path(Path(run_dir) / "predictions.h5") as partial:
         with h5py.File(partial, "w") as file:
             file["points"], file["target"] = points, target
+            if sizes is not None:
+                file["sizes"] = sizes
             for name, prediction in predictions.items():
                 file[name] = prediction
                 file[f"error_{name}"] = errors[name]
@@ -92,8 +97,8 @@ def write_predictions(run_dir: Path, *, points, target, predictions: dict, error
 def read_predictions(run_dir: Path, weights: str) -> dict:
     """Read the test predictions of one run.
 
-    weights: "last" or "ema". Returns points [S, N, d], target and prediction [S, N, c], error [S] (relative L2), grid
-    (tuple or None), dataset and data_source.
+    weights: "last" or "ema". Returns points [S, N, d], target and prediction [S, N, c] (lists of S arrays [N_i, .] where
+    samples differ in size), error [S] (relative L2), grid (tuple or None), dataset and data_source.
     """
     import h5py
 
@@ -104,9 +109,11 @@ def read_predictions(run_dir: Path, weights: str) -> dict:
         if weights not in file:
             raise ValueError(f"{path}: no predictions of the weights {weights!r}; it has {sorted(file)}")
         grid = file.attrs.get("grid")
+        arrays = {key: file[name][:] for key, name in (("points", "points"), ("target", "target"), ("prediction", weights))}
+        if "sizes" in file:
+            arrays = {key: [sample[:size] for sample, size in zip(array, file["sizes"][:])] for key, array in arrays.items()}
         return {
-            "points": file["points"][:], "target": file["target"][:],
-            "prediction": file[weights][:], "error": file[f"error_{weights}"][:],
+            **arrays, "error": file[f"error_{weights}"][:],
             "grid": None if grid is None else tuple(int(extent) for extent in grid),
             "dataset": file.attrs["dataset"], "data_source": file.attrs["data_source"],
         }

@@ -44,10 +44,21 @@ class Diverged(Exception):
 
 @dataclass
 class Split:
-    """One split on the device: features [S, N, c_in] encoded, target [S, N, c_out] decoded, both in the run's dtype."""
+    """One split on the device: features [S, N, c_in] encoded, target [S, N, c_out] decoded, both in the run's dtype; sizes [S]
+    where samples differ in their points (padding is 0), else None."""
 
     features: Tensor
     target: Tensor
+    sizes: Tensor | None
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """features [B, N, c_in], target [B, N, c_out] and mask [B, N] of some samples, N that of the longest of them."""
+        if self.sizes is None:
+            return self.features[indices], self.target[indices], None
+        sizes = self.sizes[indices]
+        longest = int(sizes.max())
+        mask = torch.arange(longest, device=sizes.device) < sizes[:, None]
+        return self.features[indices, :longest], self.target[indices, :longest], mask
 
 
 @dataclass
@@ -108,7 +119,9 @@ def load_split(samples: store.Samples, norm: store.Affine, device: torch.device,
     if empty.size:
         raise ValueError(f"{name} sample {empty[0]}: the target is zero everywhere, its relative error is undefined")
     features = norm.encode(samples.features).astype(np.float32)
-    return Split(torch.tensor(features, device=device), torch.tensor(samples.target, device=device))  # memory aligned by torch
+    features[~samples.mask] = 0
+    sizes = None if samples.sizes is None else torch.tensor(samples.sizes, device=device)
+    return Split(torch.tensor(features, device=device), torch.tensor(samples.target, device=device), sizes)  # aligned by torch
 
 
 def build_inference(spec: dict, benchmark: store.Benchmark) -> Inference:
@@ -135,11 +148,12 @@ def build_run(spec: dict, benchmark: store.Benchmark) -> Run:
     return Run(**vars(inference), train=train, optimiser=optimiser, progress=Progress())
 
 
-def predict(run: Inference, model: nn.Module, features: Tensor) -> Tensor:
-    """Decoded prediction [B, N, c_out] in FP32, the model under the run's precision."""
+def predict(run: Inference, model: nn.Module, features: Tensor, mask: Tensor | None) -> Tensor:
+    """Decoded prediction [B, N, c_out] in FP32, 0 where mask [B, N] is False; the model under the run's precision."""
     with torch.autocast(run.device.type, dtype=torch.float16, enabled=run.spec["training"]["precision"] == "fp16"):
-        encoded = model(features)
-    return encoded.float() * run.target_std + run.target_mean
+        encoded = model(features, mask)
+    prediction = encoded.float() * run.target_std + run.target_mean
+    return prediction if mask is None else prediction.masked_fill(~mask[..., None], 0)
 
 
 def next_batch(run: Run) -> Tensor:
@@ -154,11 +168,10 @@ def next_batch(run: Run) -> Tensor:
 
 def training_step(run: Run) -> Tensor:
     """Draw a batch and attempt one optimiser step; returns the gradient norm. Raises Diverged on collapse of the scale."""
-    batch, progress = next_batch(run), run.progress
+    progress, (features, target, mask) = run.progress, run.train.batch(next_batch(run))
     run.model.train()
-    prediction = predict(run, run.model, run.train.features[batch])
-    loss = training_loss(prediction, run.train.target[batch],
-                         gradient_weight=run.spec["training"]["gradient_weight"], grid=run.grid)
+    prediction = predict(run, run.model, features, mask)
+    loss = training_loss(prediction, target, gradient_weight=run.spec["training"]["gradient_weight"], grid=run.grid)
     norm, taken = optimiser_step(run.model, run.optimiser, loss)
     if taken:
         value = loss.item()
@@ -187,11 +200,14 @@ def evaluate(run: Inference) -> None:
 
     A function of weights, data and spec, also of a model that draws in evaluation; training's draws do not notice.
     """
-    batches = run.test.features.split(run.spec["training"]["eval_batch_size"])
+    batches = torch.arange(len(run.test.target), device=run.device).split(run.spec["training"]["eval_batch_size"])
     for name, model in run.models.items():
         model.eval()
+        prediction = torch.zeros_like(run.test.target)
         with evaluation_draws(run):
-            prediction = torch.cat([predict(run, model, features) for features in batches])
+            for indices in batches:
+                features, _, mask = run.test.batch(indices)
+                prediction[indices, :features.shape[1]] = predict(run, model, features, mask)
         run.evaluated[name] = prediction, relative_l2(prediction, run.test.target)
 
 
@@ -367,6 +383,7 @@ def save_predictions(benchmark: store.Benchmark, folder: Path, evaluated: dict) 
         attributes["grid"] = benchmark.grid
     record.write_predictions(
         folder, points=benchmark.test.features[..., :benchmark.num_coordinates], target=benchmark.test.target,
+        sizes=benchmark.test.sizes,
         predictions={name: prediction.cpu().numpy() for name, (prediction, _) in evaluated.items()},
         errors={name: errors.cpu().numpy() for name, (_, errors) in evaluated.items()}, attributes=attributes)
 
@@ -378,9 +395,14 @@ def save_outputs(benchmark: store.Benchmark, run_dir: Path, history: list[dict],
     save_predictions(benchmark, run_dir, evaluated)
 
 
-def metrics_of(run: Run, succeeded: bool) -> dict:
-    """The metrics of a record; errors only of a run that succeeded."""
+def metrics_of(run: Run, regions: dict[str, np.ndarray], succeeded: bool) -> dict:
+    """The metrics of a record; errors, also those over the regions [S, N, 1] alone, only of a run that succeeded."""
     errors = {name: mean_error(run, name) for name in run.evaluated} | {"best_test": run.progress.best_test}
+    for region, inside in regions.items():
+        inside = torch.from_numpy(inside).to(run.device)
+        for name, (prediction, _) in run.evaluated.items():
+            error = relative_l2(prediction * inside, run.test.target * inside)
+            errors[f"{name}_{region}"] = error.double().mean().item()
     return {
         **(errors if succeeded else {}), "steps": run.progress.steps, "skipped_steps": run.progress.skipped,
         "parameter_count": sum(parameter.numel() for parameter in run.model.parameters()),
@@ -435,7 +457,7 @@ def train(spec: dict, data: Path, run_dir: Path) -> dict:
                 run.evaluated.clear()
             weights = {name: model.state_dict() for name, model in run.models.items()}
             save_outputs(benchmark, run_dir, run.progress.history, weights, run.evaluated)
-            metrics = metrics_of(run, status == "ok")
+            metrics = metrics_of(run, benchmark.regions(), status == "ok")
             dtypes = parameter_dtypes(run.model)
         result = {"status": status, "message": message, "metrics": metrics, "spec": spec,
                   "provenance": provenance(spec, benchmark, code, dtypes)}

@@ -44,7 +44,7 @@ def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
     parameters = {key: spec[key] for key in keys} | darcy.SETTINGS
     counts = {TRAIN_FILE: spec["num_train"], TEST_FILE: spec["num_test"]}
     rejected: list[dict] = []
-    with published.generated_folder(Path(folder) / FOLDER, parameters, rejected) as partial_folder:
+    with published.generated_folder(Path(folder) / FOLDER, parameters, rejected) as (partial_folder, cache):
         for stream, (name, count) in enumerate(counts.items()):
             drawn = sampling.draw(
                 partial(darcy.sample, resolution=num_points),
@@ -53,6 +53,7 @@ def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
                 seed=spec["seed"],
                 stream=stream,
                 num_workers=num_workers,
+                cache=cache,
                 label=f"darcy {name}",
             )
             savemat(partial_folder / name, drawn.arrays)

@@ -38,13 +38,14 @@ def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
     elasticity.topology(mesh)  # a mesh that cannot be is an error before anything is solved
     parameters = {key: spec[key] for key in ("num_train", "num_test", "mesh", "seed")} | elasticity.SETTINGS
     rejected: list[dict] = []
-    with published.generated_folder(Path(folder) / FOLDER, parameters, rejected) as partial_folder:
+    with published.generated_folder(Path(folder) / FOLDER, parameters, rejected) as (partial_folder, cache):
         drawn = sampling.draw(
             partial(elasticity.sample, mesh=mesh),
             count,
             bench_id=elasticity.BENCH_ID,
             seed=spec["seed"],
             num_workers=num_workers,
+            cache=cache,
             label="elasticity",
         )
         rejected += drawn.rejected

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +18,15 @@ import numpy as np
 from scipy.io import loadmat, whosmat
 
 from flarepp import __version__
-from flarepp.record import read_json, sha256, write_json
+from flarepp.record import digest, read_json, sha256, write_json
 
 PROVENANCE = "provenance.json"
 
 
 @contextmanager
-def generated_folder(path: Path, parameters: dict, rejected: list[dict]) -> Iterator[Path]:
-    """Yield an empty temporary neighbour to write arrays in; with provenance added it then replaces `path`.
+def generated_folder(path: Path, parameters: dict, rejected: list[dict]) -> Iterator[tuple[Path, Path]]:
+    """Yield an empty temporary neighbour to write arrays in, which with provenance added then replaces `path`, and a folder
+    for solved samples, which outlives a killed process as long as parameters and solvers stay the same.
 
     parameters: what the arrays were made with (JSON); rejected: samples left out, may be filled inside the
     block. ValueError when `path` holds files that were not generated: they are never overwritten.
@@ -36,9 +38,14 @@ def generated_folder(path: Path, parameters: dict, rejected: list[dict]) -> Iter
     partial, old = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.old")
     for leftover in (partial, old):
         shutil.rmtree(leftover, ignore_errors=True)
+    cache = path.with_name(f".{path.name}.samples") / digest([parameters, __version__, _solver_sources()])
+    for leftover in cache.parent.glob("*"):
+        if leftover != cache:
+            shutil.rmtree(leftover)
     partial.mkdir(parents=True)
+    cache.mkdir(parents=True, exist_ok=True)
     try:
-        yield partial
+        yield partial, cache
         files = sorted(file for file in partial.rglob("*") if file.is_file())
         write_json(
             {
@@ -53,9 +60,16 @@ def generated_folder(path: Path, parameters: dict, rejected: list[dict]) -> Iter
         if path.exists():
             os.rename(path, old)
         os.rename(partial, path)
+        shutil.rmtree(cache.parent)
     finally:
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _solver_sources() -> list[str]:
+    """Digests of the loaded solvers: samples that other code solved are not taken for this one's."""
+    loaded = {module.__file__ for name, module in sys.modules.items() if name.startswith("flarepp.solvers.")}
+    return [sha256(Path(file)) for file in sorted(loaded)]
 
 
 def describe_files(root: Path, files: list[Path]) -> list[dict]:

@@ -2,6 +2,8 @@
 
 Layout: {train,test}/features [S, N, c_in] and /target [S, N, c_out] float32 in physical units; norm/{features,target} as
 [2, c] float64 (mean, standard deviation); attributes name, grid, points_correspond, card (JSON), fingerprint, complete.
+Samples of different sizes lie one behind the other, features [P, c_in] and target [P, c_out], with {train,test}/offsets [S + 1];
+in memory they are padded with zeros to the longest.
 The fingerprint is the sha256 of the arrays' bytes, so it names the numbers and not the file.
 """
 
@@ -21,14 +23,56 @@ from flarepp.record import atomic_path
 
 @dataclass(frozen=True)
 class Samples:
-    """features [S, N, c_in] and target [S, N, c_out], float32, physical units."""
+    """features [S, N, c_in] and target [S, N, c_out], float32, physical units. sizes [S]: points of each sample where they
+    differ; what lies behind a sample's last point is 0."""
 
     features: np.ndarray
     target: np.ndarray
+    sizes: np.ndarray | None = None
 
     def __post_init__(self):
         assert self.features.ndim == self.target.ndim == 3, (self.features.shape, self.target.shape)
         assert self.features.shape[:2] == self.target.shape[:2], (self.features.shape, self.target.shape)
+        if self.sizes is not None:
+            assert len(self.sizes) == len(self.features) and self.sizes.max(initial=0) <= self.features.shape[1]
+            assert not self.features[~self.mask].any() and not self.target[~self.mask].any(), "padding that is not zero"
+
+    @classmethod
+    def ragged(cls, features: list[np.ndarray], target: list[np.ndarray]) -> Samples:
+        """From samples of their own sizes, each [N_i, c_in] and [N_i, c_out]."""
+        sizes = np.array([len(sample) for sample in features])
+        assert sizes.tolist() == [len(sample) for sample in target]
+        return cls(_padded(np.concatenate(features), sizes), _padded(np.concatenate(target), sizes), sizes)
+
+    @property
+    def mask(self) -> np.ndarray:
+        """[S, N] bool, True for a point, False for padding."""
+        num_samples, longest, _ = self.features.shape
+        sizes = np.full(num_samples, longest) if self.sizes is None else self.sizes
+        return np.arange(longest) < sizes[:, None]
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of the file: without padding, one sample behind the other, where sizes differ."""
+        if self.sizes is None:
+            return {"features": self.features, "target": self.target}
+        offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
+        return {"features": self.features[self.mask], "target": self.target[self.mask], "offsets": offsets}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Samples:
+        """The inverse of `arrays`."""
+        if "offsets" not in arrays:
+            return cls(arrays["features"], arrays["target"])
+        sizes = np.diff(arrays["offsets"])
+        return cls(_padded(arrays["features"], sizes), _padded(arrays["target"], sizes), sizes)
+
+
+def _padded(flat: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[P, c] of samples one behind the other -> [S, N, c], zeros behind each sample's last point."""
+    values = np.zeros((len(sizes), sizes.max(initial=0), flat.shape[-1]), np.float32)
+    values[np.arange(values.shape[1]) < sizes[:, None]] = flat
+    return values
 
 
 @dataclass(frozen=True)
@@ -40,8 +84,11 @@ class Affine:
 
     @classmethod
     def fit(cls, values: np.ndarray) -> Affine:
-        """Mean and unbiased standard deviation (+ 1e-8) over samples and points of [S, N, c], accumulated in FP64."""
-        flat = values.reshape(-1, values.shape[-1]).astype(np.float64)  # [S*N, c]
+        """Mean and unbiased standard deviation (+ 1e-8) over all but the last axis of [..., c], accumulated in FP64.
+
+        Of ragged samples only the points count: `fit(samples.target[samples.mask])`.
+        """
+        flat = values.reshape(-1, values.shape[-1]).astype(np.float64)  # [P, c]
         return cls(flat.mean(axis=0), flat.std(axis=0, ddof=1) + 1e-8)
 
     @classmethod
@@ -73,6 +120,12 @@ class Benchmark:
         """Leading feature channels that are the points' coordinates."""
         return sum(channel in ("x", "y", "z") for channel in self.card["channels"]["features"])
 
+    def regions(self) -> dict[str, np.ndarray]:
+        """The parts of the domain that the card names, boxes of points: [S, N, 1] bool over the test points."""
+        points = self.test.features[..., :self.num_coordinates]
+        return {name: ((points >= box["lower"]) & (points <= box["upper"])).all(-1, keepdims=True) & self.test.mask[..., None]
+                for name, box in self.card.get("regions", {}).items()}
+
     @property
     def provenance(self) -> dict:
         """What a record says about its data."""
@@ -83,7 +136,7 @@ class Benchmark:
     def fingerprint(self) -> str:
         """sha256 over every array, in a fixed order and byte order."""
         state = hashlib.sha256()
-        for array in (self.train.features, self.train.target, self.test.features, self.test.target,
+        for array in (*self.train.arrays.values(), *self.test.arrays.values(),
                       self.feature_norm.mean, self.feature_norm.std, self.target_norm.mean, self.target_norm.std):
             state.update(str(array.shape).encode())
             state.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes())
@@ -95,8 +148,8 @@ def write(benchmark: Benchmark, path: Path) -> None:
     with atomic_path(Path(path)) as partial:
         with h5py.File(partial, "w") as file:
             for split in ("train", "test"):
-                samples = getattr(benchmark, split)
-                file[f"{split}/features"], file[f"{split}/target"] = samples.features, samples.target
+                for name, array in getattr(benchmark, split).arrays.items():
+                    file[f"{split}/{name}"] = array
             for name, norm in (("features", benchmark.feature_norm), ("target", benchmark.target_norm)):
                 file[f"norm/{name}"] = np.stack([norm.mean, norm.std])
             file.attrs["name"] = benchmark.name
@@ -114,7 +167,7 @@ def read(path: Path) -> Benchmark:
         with h5py.File(path, "r") as file:
             if not file.attrs.get("complete", False):
                 raise ValueError(f"{path}: the file is incomplete; delete it and run again")
-            split = {name: Samples(file[f"{name}/features"][:], file[f"{name}/target"][:]) for name in ("train", "test")}
+            split = {name: Samples.from_arrays({key: array[:] for key, array in file[name].items()}) for name in ("train", "test")}
             norm = {name: Affine(*file[f"norm/{name}"][:]) for name in ("features", "target")}
             attributes = dict(file.attrs)
     except FileNotFoundError:

@@ -8,6 +8,7 @@ meet it.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -47,7 +49,7 @@ def generator(bench_id: int, seed: int, index: int, stream: int = 0) -> np.rando
 
 
 def draw(
-    solve: Callable[[np.random.Generator], dict[str, np.ndarray]],
+    solve: Callable,
     count: int,
     *,
     bench_id: int,
@@ -55,42 +57,73 @@ def draw(
     stream: int = 0,
     num_workers: int = 1,
     label: str = "samples",
+    batch_size: int | None = None,
+    cache: Path | None = None,
 ) -> Draw:
     """Draw `count` accepted samples.
 
-    solve: generator -> arrays by name, the same shapes each time; a module-level function or a
-    `functools.partial` of one, since worker processes receive it by pickling. A sample for which it raises
-    RejectedSample is skipped, recorded and replaced by the next index. ValueError when more than max(8,
-    count / 10) samples are rejected.
+    solve: generator -> arrays by name, the same shapes each time, or RejectedSample raised; with a batch_size, that many
+    generators -> a list of such arrays or of RejectedSample instances. A module-level function or a `functools.partial` of
+    one, since worker processes receive it by pickling. A rejected sample is recorded and replaced by the next index.
+    Batches are fixed by index, so that neither the number of samples nor of processes changes what a sample is solved with.
+    cache: folder that keeps what was solved, so that a killed process goes on where it was; the caller removes it.
+    ValueError when more than max(8, count / 10) samples are rejected.
     """
     if count < 1 or num_workers < 1:
         raise ValueError(f"{label}: count and num_workers must be at least 1, got {count} and {num_workers}")
-    attempt = partial(_attempt, solve, bench_id, seed, stream)
+    size = batch_size or 1
+    attempt = partial(_solve_or_load, partial(_attempt, solve, batch_size, bench_id, seed, stream), cache, stream)
     arrays: dict[str, np.ndarray] = {}
     indices, rejected, start = [], [], 0
-    with _mapper(min(num_workers, count)) as mapper, tqdm(total=count, desc=label, disable=None) as progress:
+    workers = min(num_workers, -(-count // size))
+    with _mapper(workers) as mapper, tqdm(total=count, desc=label, disable=None) as progress:
         while len(indices) < count:
-            stop = start + count - len(indices)  # never more than is missing, so that nothing is thrown away
-            for index, (sample, reason) in enumerate(mapper(attempt, range(start, stop)), start):
+            stop = start + -(-(count - len(indices)) // size) * size  # no batch more than is missing
+            solved = itertools.chain.from_iterable(mapper(attempt, range(start, stop, size)))
+            for index, (sample, reason) in enumerate(solved, start):
                 if sample is None:
                     rejected.append({"index": index, "reason": reason})
                     _check_rejections(rejected, count, label)
-                    continue
-                for name, array in sample.items():
-                    if name not in arrays:
-                        arrays[name] = np.empty((count, *array.shape), array.dtype)
-                    arrays[name][len(indices)] = array
-                indices.append(index)
-                progress.update()
+                elif len(indices) < count:
+                    for name, array in sample.items():
+                        if name not in arrays:
+                            arrays[name] = np.empty((count, *array.shape), array.dtype)
+                        arrays[name][len(indices)] = array
+                    indices.append(index)
+                    progress.update()
             start = stop
-    return Draw(arrays, np.array(indices), rejected)
+    last = indices[-1]  # of a batch's surplus nothing is reported
+    return Draw(arrays, np.array(indices), [entry for entry in rejected if entry["index"] < last])
 
 
-def _attempt(solve, bench_id: int, seed: int, stream: int, index: int) -> tuple[dict | None, str]:
+def _attempt(solve, batch_size: int | None, bench_id: int, seed: int, stream: int, start: int) -> list[tuple[dict | None, str]]:
+    """(arrays, "") or (None, reason) of each sample of the batch that begins at index `start`."""
+    generators = [generator(bench_id, seed, start + index, stream) for index in range(batch_size or 1)]
     try:
-        return solve(generator(bench_id, seed, index, stream)), ""
+        found = solve(generators) if batch_size else [solve(*generators)]
     except RejectedSample as reason:
-        return None, str(reason)
+        found = [reason] * len(generators)
+    assert len(found) == len(generators)
+    return [(None, str(item)) if isinstance(item, RejectedSample) else (item, "") for item in found]
+
+
+def _solve_or_load(attempt, cache: Path | None, stream: int, start: int) -> list[tuple[dict | None, str]]:
+    """What `attempt(start)` returns, from the cache if it is there, else kept in it."""
+    if cache is None:
+        return attempt(start)
+    path = cache / f"{stream}-{start}.npz"
+    if path.exists():
+        with np.load(path, allow_pickle=False) as kept:
+            names, reasons = [name for name in kept.files if name != "reasons"], [str(reason) for reason in kept["reasons"]]
+            rows = zip(*(kept[name] for name in names))  # one of each accepted sample
+            return [(None, reason) if reason else (dict(zip(names, next(rows))), "") for reason in reasons]
+    solved = attempt(start)
+    accepted = [sample for sample, _ in solved if sample is not None]
+    stacked = {name: np.stack([sample[name] for sample in accepted]) for name in (accepted[0] if accepted else ())}
+    unfinished = path.with_name(f".{path.name}")
+    np.savez(unfinished, reasons=np.array([reason for _, reason in solved]), **stacked)
+    os.replace(unfinished, path)
+    return solved
 
 
 def _check_rejections(rejected: list[dict], count: int, label: str) -> None:
