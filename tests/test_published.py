@@ -1,7 +1,10 @@
 """Published layouts: what is written is read back, the splits are the published ones, damage is named."""
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -179,6 +182,49 @@ def test_a_failure_while_solving_leaves_nothing_or_the_old_files(
         with pytest.raises(KeyboardInterrupt):
             module.write_published(root, spec)
     assert folder_files(tmp_path / "new") == {} and folder_files(copy) == folder_files(generated)
+
+
+KILLED = """
+import json, sys
+from flarepp.data import elasticity
+from flarepp.solvers import elasticity as solver
+solve = solver.sample
+def noted(*words, **options):
+    print("solved", flush=True)
+    return solve(*words, **options)
+noted.__module__, noted.__qualname__ = "__main__", "noted"
+solver.sample = noted
+elasticity.write_published(sys.argv[1], json.loads(sys.argv[2]))
+"""
+
+
+def test_a_killed_generation_goes_on_where_it_was(tmp_path):
+    """SIGKILL after five of twelve samples: the next start solves the others only, and the files are those of one go."""
+    spec = ELASTICITY | {"num_train": 8, "num_test": 4}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), json.dumps(spec)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as process:
+        for _ in range(5):
+            assert process.stdout.readline() == "solved\n"
+        process.kill()
+    assert not (tmp_path / "killed" / elasticity.FOLDER).exists()
+    again = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert again.stdout.count("solved") in (7, 8)  # the fifth may have been in the making
+    elasticity.write_published(tmp_path / "once", spec)
+    assert folder_files(tmp_path / "killed") == folder_files(tmp_path / "once")
+    assert [path.name for path in (tmp_path / "killed" / elasticity.FOLDER).parent.iterdir()] == ["elasticity"]
+
+
+def test_samples_of_another_recipe_are_not_taken_over(tmp_path):
+    with pytest.raises(KeyboardInterrupt), published.generated_folder(tmp_path / "set", {"seed": 0}, []) as (_, cache):
+        (cache / "0-0.npz").touch()
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), published.generated_folder(tmp_path / "set", {"seed": 0}, []) as (_, same):
+        assert same == cache and (same / "0-0.npz").exists()
+        raise KeyboardInterrupt
+    with published.generated_folder(tmp_path / "set", {"seed": 1}, []) as (_, other):
+        assert other != cache and not cache.exists() and list(other.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
 def test_published_files_are_never_overwritten(real):

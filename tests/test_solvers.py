@@ -59,6 +59,57 @@ def test_a_rejected_sample_is_recorded_and_replaced_by_the_next():
     assert (np.diff(drawn.indices) > 0).all() and len(drawn.arrays["value"]) == 20
 
 
+def batch_of_noise(generators, threshold, log=None):
+    """A batched solver: values of the samples, and of which of them were solved together."""
+    values = [generator.random() for generator in generators]
+    if log is not None:
+        with open(log, "a") as stream:
+            stream.write(f"{len(values)}\n")
+    return [
+        sampling.RejectedSample(f"{value} is too small")
+        if value < threshold
+        else {"value": np.array(value), "together": np.array(sum(values))}
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_are_fixed_by_index(workers):
+    """Neither the number of samples nor of processes changes what a sample is solved with."""
+    solve = partial(batch_of_noise, threshold=0.2)
+    drawn = {
+        count: sampling.draw(solve, count, bench_id=1, seed=0, batch_size=4, num_workers=workers)
+        for count in (5, 20)
+    }
+    single = sampling.draw(partial(noise_or_rejection, threshold=0.2), 20, bench_id=1, seed=0)
+    np.testing.assert_array_equal(drawn[20].arrays["value"], single.arrays["value"])
+    assert drawn[20].rejected == single.rejected and (drawn[20].indices == single.indices).all()
+    np.testing.assert_array_equal(drawn[5].arrays["together"], drawn[20].arrays["together"][:5])
+    assert all(entry["index"] < drawn[5].indices[-1] for entry in drawn[5].rejected)
+    every = [np.random.default_rng([1, 0, index]).random() for index in range(4)]
+    assert drawn[5].arrays["together"][0] == sum(every)
+
+
+def test_what_was_solved_is_not_solved_again(tmp_path):
+    """Rejections included; another stream has files of its own."""
+    log = tmp_path / "log"
+    (tmp_path / "cache").mkdir()
+    solve = partial(batch_of_noise, threshold=0.2, log=log)
+    keys = {"bench_id": 1, "seed": 0, "batch_size": 3, "cache": tmp_path / "cache"}
+    first = sampling.draw(solve, 6, **keys)
+    solved = len(log.read_text().splitlines())
+    again = sampling.draw(solve, 12, **keys)
+    fresh = sampling.draw(partial(batch_of_noise, threshold=0.2), 12, bench_id=1, seed=0, batch_size=3)
+    for name in ("value", "together"):
+        np.testing.assert_array_equal(again.arrays[name], fresh.arrays[name])
+        np.testing.assert_array_equal(first.arrays[name], fresh.arrays[name][:6])
+    assert again.rejected == fresh.rejected != []
+    total = len(log.read_text().splitlines())
+    assert total == len(list((tmp_path / "cache").iterdir())) > solved
+    other = sampling.draw(solve, 6, stream=1, **keys)
+    assert not np.isin(other.arrays["value"], fresh.arrays["value"]).any()
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
