@@ -130,7 +130,7 @@ def load_npy(path: Path) -> np.ndarray:
     """One floating-point array of a .npy file, never unpickled."""
     _require_signature(path, head := _head(path), "a NumPy array", head.startswith(b"\x93NUMPY"))
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)  # large files are read where they are used
     except Exception as error:  # NumPy has no common error either: a damaged header raises what its parser raises
         raise ValueError(f"{path}: damaged or cut short ({type(error).__name__}: {error})") from None
     return _require_float(path, "array", array)

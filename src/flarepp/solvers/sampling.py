@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -76,7 +77,8 @@ def draw(
     arrays: dict[str, np.ndarray] = {}
     indices, rejected, start = [], [], 0
     workers = min(num_workers, -(-count // size))
-    with _mapper(workers) as mapper, tqdm(total=count, desc=label, disable=None) as progress:
+    interval = 0.1 if sys.stderr.isatty() else 10  # seconds; in a log a line now and then
+    with _mapper(workers) as mapper, tqdm(total=count, desc=label, mininterval=interval) as progress:
         while len(indices) < count:
             stop = start + -(-(count - len(indices)) // size) * size  # no batch more than is missing
             solved = itertools.chain.from_iterable(mapper(attempt, range(start, stop, size)))
