@@ -1,7 +1,7 @@
 # The whole reproduction as one DAG: datasets -> runs -> records -> tables, figures, ledger.
 #
 #   snakemake --cores all                       everything at the scale of config.yaml
-#   snakemake --cores all table1                one artefact: table1, table4, table5, figure4, figure6, figure7, ledger
+#   snakemake --cores all table1                one artefact: table1, table3 to table5, figure2, figure4, figure6 to figure9, ledger
 #   snakemake --cores all --config scale=paper  another scale; `--configfile mine.yaml` lays values over config.yaml
 #   snakemake --report report.html              figures, tables and ledger with their provenance, after a run
 
@@ -28,7 +28,7 @@ include: "workflow/rules/paper.smk"
 rule all:
     default_target: True
     input:
-        [getattr(rules, name).output for name in (*TABLES, *FIGURES, "ledger")],
+        [getattr(rules, name).output for name in (*TABLES, *FIGURES, *OF_DATA, "ledger")],
         f"{RESULTS}/records.csv",
         expand("{run}/{name}", run=PLAN.runs, name=RUN_FILES),
         expand("{predictor}/metrics.json", predictor=PLAN.predictors),

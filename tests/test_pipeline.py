@@ -17,8 +17,8 @@ from conftest import PROJECT
 from flarepp.record import read_records
 
 ARTEFACTS = [
-    *(f"results/smoke/tables/{name}.{kind}" for name in ("table1", "table4", "table5") for kind in ("tex", "csv", "md")),
-    *(f"paper_figures/smoke/{name}.{kind}" for name in ("figure4", "figure6", "figure7") for kind in ("pdf", "png")),
+    *(f"results/smoke/tables/{name}.{kind}" for name in ("table1", "table3", "table4", "table5") for kind in ("tex", "csv", "md")),
+    *(f"paper_figures/smoke/{name}.{kind}" for name in ("figure2", "figure4", "figure6", "figure7", "figure8", "figure9") for kind in ("pdf", "png")),
     *(f"results/smoke/ledger.{kind}" for kind in ("md", "csv", "tex")), "results/smoke/records.csv"]
 
 
@@ -71,7 +71,7 @@ def test_records_hold_every_run_once_a_suite(copy):
     records = read_records(copy / "results/smoke/records.csv")
     assert set(records["status"]) == {"ok"} and set(records["suite"]) == {"table1", "figure4"}
     runs = records[records["metric"] == "last"].groupby("suite")["run"].count()
-    assert runs.to_dict() == {"table1": 30, "figure4": 24}
+    assert runs.to_dict() == {"table1": 73, "figure4": 24}
     assert not records.duplicated(["suite", "run", "metric"]).any()
     on_disk = {str(path.parent.relative_to(copy)) for path in copy.glob("results/smoke/runs/**/metrics.json")}
     assert set(records["run"]) == on_disk
@@ -157,7 +157,7 @@ def test_paper_scale_is_listed_within_ten_seconds(copy):
     started = time.monotonic()
     jobs = planned(copy, "--config", "scale=paper")
     assert time.monotonic() - started < 10
-    assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 54
+    assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 103
 
 
 @pytest.mark.parametrize("words, expected", [
@@ -174,7 +174,8 @@ def test_a_broken_configuration_stops_before_any_job(copy, words, expected):
 
 
 def test_missing_published_files_are_one_clear_error(copy):
-    answer = snakemake(copy, "results/paper/data/darcy.h5", "--config", "scale=paper", "--show-failed-logs")
+    overrides = ("scale=paper", "data={source: path}")
+    answer = snakemake(copy, "results/paper/data/darcy.h5", "--config", *overrides, "--show-failed-logs")
     output = answer.stdout + answer.stderr
     assert answer.returncode != 0 and "data.root: the folder 'data' is not there" in output
     assert "Traceback" not in output and not (copy / "results/paper/data/darcy.h5").exists()

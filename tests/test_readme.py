@@ -22,6 +22,14 @@ from flarepp.spec import expand
 runs = expand(yaml.safe_load(open("config.yaml"))).runs
 print(next(run.json for path, run in runs.items() if "/luna/" in path and "/elasticity/" in path))
 """
+DATASET = """
+import json, yaml
+from flarepp.spec import expand
+plan = expand(yaml.safe_load(open("config.yaml")))
+runs = {path.split("/")[5]: run.spec for path, run in plan.runs.items() if "/table1/rods/" in path}
+predictors = [path.split("/")[5] for path in plan.predictors if "/rods/" in path]
+print(json.dumps({"data": plan.datasets["rods"], "models": list(runs), "predictors": predictors, "spec": runs["flarepp"]}))
+"""
 
 
 @pytest.fixture
@@ -30,9 +38,9 @@ def copy(tmp_path):
     folder = tmp_path / "copy"
     for name in ("src", "workflow"):
         shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL).group(1)
-    assert len(code.splitlines()) <= 25
-    (folder / "src/flarepp/mixers/luna.py").write_text(code)
+    for name, code in zip(("mixers/luna.py", "data/rods.py"), re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL), strict=True):
+        assert len(code.splitlines()) <= 35
+        (folder / "src/flarepp" / name).write_text(code)
     return folder
 
 
@@ -56,9 +64,27 @@ def test_the_example_mixer_becomes_runs_and_trains(copy, config, dataset, tmp_pa
     assert read_json(tmp_path / "run" / "metrics.json")["status"] == "ok"
 
 
+def test_the_example_dataset_is_made_and_every_model_runs_on_it(copy, config):
+    """One line of configuration: the dataset's file and card, a run of each model of Table 1 and each trivial predictor."""
+    entry = re.search(r"`rods: (\{.*?\}\})`", README).group(1)
+    config["datasets"]["rods"] = yaml.safe_load(entry)
+    (copy / "config.yaml").write_text(yaml.safe_dump(config | {"scale": "smoke"}))
+    plan = json.loads(call(copy, "-c", DATASET))
+    assert plan["models"] == config["suites"]["table1"]["models"] and plan["predictors"] == list(config["predictors"])
+    words = ["--store", "rods.h5", "--card", "rods.json", "--generated", "generated"]
+    call(copy, "-m", "flarepp", "data", json.dumps(plan["data"]), *words)
+    card = read_json(copy / "rods.json")
+    assert card["counts"] == {"train": 64, "test": 16, "points": 41} and card["dimension"] == "1D" and card["grid"] == [41]
+    assert card["source"] == "generated"
+    (copy / "run").mkdir()
+    (copy / "run" / "spec.json").write_text(json.dumps(plan["spec"]))
+    call(copy, "-m", "flarepp", "train", "run/spec.json", "--data", "rods.h5")
+    assert read_json(copy / "run" / "metrics.json")["status"] == "ok"
+
+
 def test_every_named_target_and_file_exists():
     snakefiles = "".join(path.read_text() for path in (PROJECT / "workflow/rules").glob("*.smk"))
     for target in re.search(r"one artefact: ([a-z0-9, ]+)", README).group(1).split(", "):
         assert f'"{target}"' in snakefiles or f"rule {target}:" in snakefiles, target
-    for name in set(re.findall(r"`((?:src|tests|workflow)/[\w/.]+)`", README)) - {"src/flarepp/mixers/luna.py"}:
+    for name in set(re.findall(r"`((?:src|tests|workflow)/[\w/.]+)`", README)) - {"src/flarepp/mixers/luna.py", "src/flarepp/data/rods.py"}:
         assert (PROJECT / name).exists(), name

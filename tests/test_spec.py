@@ -13,7 +13,7 @@ import yaml
 from conftest import PROJECT
 from flarepp import spec
 
-SIZES = {"smoke": 42, "quick": 48, "desk": 38, "paper": 54}
+SIZES = {"smoke": 76, "quick": 82, "desk": 71, "paper": 103}
 
 
 def set_key(config: dict, path: str, value) -> None:
@@ -75,6 +75,65 @@ def test_complete_architectures_keep_their_own_recipe(config, model):
         width, layers = LNO[dataset]
         lno = {"channel_dim": width, "num_heads": 8, "num_blocks": 4, "num_modes": 256, "num_layers": layers}
         assert run["model"] == {"name": model} | SHAPES.get(model, lno)
+
+
+TABLE5 = {"elasticity": (8, 64, 2, 1e-5), "darcy": (8, 128, 2, 1e-5), "airfoil": (8, 64, 2, 1e-5), "pipe": (2, 64, 2, 1e-5),
+          "drivaerml": (4, 64, 1, 1e-2)}  # blocks, latents, batch size, weight decay
+OWN = {  # of the complete architectures: batch size and weight decay on Airfoil, Pipe, DrivAerML; LNO's blocks there
+    "perceiver_io": ((2, 2, 1), (1e-5, 1e-5, 1e-4)), "set_transformer": ((4, 4, 1), (1e-5, 1e-5, 1e-4)),
+    "gnot": ((4, 4, 1), (1e-5, 1e-5, 1e-4)), "lno": ((4, 4, 1), (5e-5, 5e-5, 1e-4)),
+}
+
+
+def test_each_benchmark_has_its_settings_of_the_paper(config):
+    plan = spec.expand(config | {"scale": "paper"})
+    found = {tuple(path.split("/")[4:6]): run.spec for path, run in plan.runs.items() if "/table1/" in path}
+    for dataset, (blocks, latents, batch, decay) in TABLE5.items():
+        for mixer in ("flare", "flarepp", "transolver3"):
+            model, training = (found[dataset, mixer][key] for key in ("model", "training"))
+            assert (model["num_blocks"], model["num_latents"], training["batch_size"], training["weight_decay"]) == (
+                blocks, latents, batch, decay), dataset
+            assert training["steps"] == 500 * ((387 if dataset == "drivaerml" else 1000) // batch)
+    for name, (batches, decays) in OWN.items():
+        for dataset, batch, decay in zip(("airfoil", "pipe", "drivaerml"), batches, decays):
+            training = found[dataset, name]["training"]
+            assert (training["batch_size"], training["weight_decay"]) == (batch, decay), (name, dataset)
+    assert [found[dataset, "lno"]["model"]["num_blocks"] for dataset in TABLE5] == [4, 4, 8, 8, 4]
+    assert {dataset for dataset, model in found if model == "full"} == {"elasticity", "darcy", "airfoil"}
+    assert {run["dataset"]["source"] for run in found.values()} == {"download"}
+
+
+@pytest.mark.parametrize("missing", [None, "FNO/darcy/piececonst_r421_N1024_smooth2.mat"])
+def test_auto_reads_the_published_files_where_they_all_are(config, tmp_path, missing):
+    config["data"] = config["data"] | {"source": "auto", "root": str(tmp_path)}
+    for file in spec._published("darcy"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        if file != missing:
+            (tmp_path / file).touch()
+    datasets = spec.expand(config).datasets
+    assert datasets["darcy"]["source"] == ("generate" if missing else "path")
+    assert ("root" in datasets["darcy"]) == (missing is None)
+    assert {datasets[name]["source"] for name in datasets if name != "darcy"} == {"generate"}
+    assert "num_train" in datasets["drivaerml"]
+
+
+def test_a_suite_without_datasets_has_all(config):
+    config["datasets"] = {name: config["datasets"][name] for name in ("darcy", "elasticity", "airfoil")}
+    for section in (config["defaults"], *config["models"].values()):
+        drop(section, {"pipe", "drivaerml"})
+    assert list(dict.fromkeys(entry["dataset"] for entry in spec.expand(config).suites["table1"])) == ["darcy", "elasticity", "airfoil"]
+
+
+def drop(value, names: set) -> None:
+    """Remove benchmarks from selectors and lists below `value`."""
+    if isinstance(value, dict):
+        for key in list(value):
+            if key in names:
+                del value[key]
+            elif isinstance(value[key], list):
+                value[key] = [item for item in value[key] if item not in names]
+            else:
+                drop(value[key], names)
 
 
 def test_a_spec_is_complete(config):
@@ -148,7 +207,8 @@ def test_seeds_multiply_runs(config):
 def test_not_affordable_is_an_entry_without_a_run(config):
     plan = spec.expand(config | {"scale": "desk"})
     absent = [entry for entry in plan.suites["table1"] if entry["absent"]]
-    assert [(entry["model"], entry["dataset"], entry["run"]) for entry in absent] == [("full", "darcy", "")]
+    assert [(entry["model"], entry["dataset"], entry["run"]) for entry in absent] == [
+        ("full", dataset, "") for dataset in ("darcy", "airfoil", "pipe", "drivaerml")]
 
 
 BROKEN = {
@@ -180,6 +240,10 @@ BROKEN = {
     "a batch larger than the set": ("defaults.training.batch_size", 500, ["batch_size", "500", "16"]),
     "a grid that is no stride": ("datasets.darcy.data.resolution", 30, ["datasets.darcy.data.resolution", "got 30", "[3, 8, 15]"]),
     "a mesh that misses the corners": ("datasets.elasticity.data.mesh", [10, 2], ["datasets.elasticity.data.mesh", "multiple of 4"]),
+    "a mesh of two numbers where three are needed": ("datasets.airfoil.data.mesh", [24, 64], ["datasets.airfoil.data.mesh", "[24, 64]", "3 numbers"]),
+    "a mesh of none": ("datasets.pipe.data.mesh", [0, 4], ["datasets.pipe.data.mesh.0", "got 0", "at least 1"]),
+    "points below one": ("datasets.drivaerml.data.num_points", 0, ["datasets.drivaerml.data.num_points", "at least 1"]),
+    "an unknown source": ("data.source", "dowload", ["data.source", "'dowload'", "did you mean 'download'", "auto"]),
     "a gradient term without a grid": ("defaults.training.gradient_weight", 0.1, ["gradient_weight", "elasticity", "grid"]),
     "a key of another benchmark": ("datasets.elasticity.data.resolution", 29, ["datasets.elasticity.data", "'resolution'", "mesh"]),
     "an empty list of seeds": ("seeds", [], ["seeds"]),

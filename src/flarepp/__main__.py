@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import sys
 import traceback
@@ -15,9 +16,25 @@ PACKAGE = Path(__file__).parent
 
 
 def data(arguments: argparse.Namespace) -> None:
-    from flarepp.data import prepare
+    """List the benchmarks, fetch published files, or make one dataset file."""
+    from flarepp import data as benchmarks
 
-    prepare(parse_object(arguments.spec), arguments.store, arguments.card, arguments.generated, arguments.workers)
+    if arguments.list:
+        print(benchmarks.listing(arguments.root, arguments.lock, arguments.generated))
+    elif arguments.fetch:
+        for name in arguments.fetch:
+            benchmarks.download.fetch(name, benchmarks.benchmark_module(name), arguments.root, arguments.lock)
+    elif arguments.spec and arguments.store and arguments.card:
+        benchmarks.prepare(parse_object(arguments.spec), arguments.store, arguments.card, arguments.generated,
+                           arguments.lock, arguments.workers)
+    else:
+        raise ValueError("data: give --list, --fetch NAME, or a dataset spec with --store FILE and --card FILE")
+
+
+def presample(arguments: argparse.Namespace) -> None:
+    from flarepp.data import drivaerml, presample as full_data
+
+    full_data.presample(arguments.full, arguments.root / drivaerml.FOLDER, full_data.read_split(arguments.split))
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -62,12 +79,15 @@ def records(arguments: argparse.Namespace) -> None:
 
 
 def paper(arguments: argparse.Namespace) -> None:
-    """Tables, figures and the ledger: `build` of one module of the paper layer."""
-    from flarepp.record import read_records
+    """Tables, figures and the ledger: `build` of one module of the paper layer, with the arguments that it names."""
+    from flarepp.record import read_json, read_records
 
-    module = importlib.import_module(f"flarepp.paper.{arguments.module}")
-    options = {key: getattr(arguments, key) for key in ("shown", "compared", "scale") if hasattr(arguments, key)}
-    module.build(read_records(arguments.records), arguments.out, **options)
+    read = {"records": read_records, "cards": lambda paths: {path.stem: read_json(path) for path in paths}}
+    build = importlib.import_module(f"flarepp.paper.{arguments.module}").build
+    given = {name: getattr(arguments, name) for name in inspect.signature(build).parameters if hasattr(arguments, name)}
+    if missing := [f"--{name}" for name, value in given.items() if value is None]:
+        raise ValueError(f"{arguments.module} is made from {', '.join(missing)}: not given")
+    build(**{name: read.get(name, lambda value: value)(value) for name, value in given.items()})
 
 
 def artefact(arguments: argparse.Namespace) -> None:
@@ -117,12 +137,21 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(function=function)
         return sub
 
-    sub = verb("data", data, "make one dataset file: solve the equations or read the published files")
-    sub.add_argument("spec", help="dataset spec, a JSON object")
-    sub.add_argument("--store", type=Path, required=True, help="HDF5 file to write")
-    sub.add_argument("--card", type=Path, required=True, help="dataset card (JSON) to write")
-    sub.add_argument("--generated", type=Path, required=True, help="folder for generated files in the published layout")
+    sub = verb("data", data, "list the benchmarks, fetch published files, or make one dataset file")
+    sub.add_argument("spec", nargs="?", help="dataset spec, a JSON object: solve the equations or read the published files")
+    sub.add_argument("--list", action="store_true", help="show every benchmark with its sources, licence, size and state")
+    sub.add_argument("--fetch", nargs="+", metavar="NAME", help="download the published files of these benchmarks")
+    sub.add_argument("--store", type=Path, help="HDF5 file to write")
+    sub.add_argument("--card", type=Path, help="dataset card (JSON) to write")
+    sub.add_argument("--root", type=Path, default="data", help="folder of the published files")
+    sub.add_argument("--lock", type=Path, default="envs/data.lock.json", help="file that pins what was downloaded")
+    sub.add_argument("--generated", type=Path, default="results/quick/data/generated",
+                     help="folder of the generated files in the published layout")
     sub.add_argument("--workers", type=int, default=1, help="solver processes")
+    sub = verb("presample", presample, "draw DrivAerML's 40,000 surface points a run from the full public data")
+    sub.add_argument("--full", type=Path, required=True, help="folder with run_<i>/boundary_<i>.vtp, or .npy files of theirs")
+    sub.add_argument("--root", type=Path, default="data", help="folder of the published files, to write to")
+    sub.add_argument("--split", type=Path, required=True, help='JSON file {"train": [run ids], "test": [run ids]}')
     for name, function, help in (("train", train, "train one run from its spec.json; resumes from its checkpoint"),
                                  ("predictor", predictor, "evaluate one trivial predictor from its spec.json")):
         sub = verb(name, function, help)
@@ -144,12 +173,15 @@ def parser() -> argparse.ArgumentParser:
             sub.set_defaults(module="ledger")
         else:
             sub.add_argument("name", help=f"file of src/flarepp/paper/{name}s, such as {name}4")
-        sub.add_argument("--records", type=Path, required=True, help="records CSV")
+        sub.add_argument("--records", type=Path, help="records CSV")
         sub.add_argument("--out", type=Path, required=True, help="folder to write to")
         errors = ("last", "ema", "best_test")
-        sub.add_argument("--shown", choices=errors, required=True, help="which error to show")
+        sub.add_argument("--shown", choices=errors, help="which error to show")
         if name == "table":
-            sub.add_argument("--compared", choices=errors, required=True, help="which error to put beside the paper's")
+            sub.add_argument("--compared", choices=errors, help="which error to put beside the paper's")
+            sub.add_argument("--cards", type=Path, nargs="+", help="dataset cards, named as the datasets; for table3")
+        if name == "figure":
+            sub.add_argument("--stores", type=Path, nargs="+", help="dataset files; for figure2")
         sub.add_argument("--scale", required=True, help="scale of the runs, stamped on everything but 'paper'")
     return top
 

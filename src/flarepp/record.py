@@ -119,6 +119,34 @@ def read_predictions(run_dir: Path, weights: str) -> dict:
         }
 
 
+def read_case(path: Path, case: int) -> dict:
+    """Read one test case of a dataset file.
+
+    Returns features [N, c_in] and target [N, c_out] in physical units, grid (tuple or None), name, and card (the dataset
+    card). FileNotFoundError without the file, ValueError for one that is not a finished dataset file or lacks the case.
+    """
+    import h5py
+
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path}: the dataset file is missing; `snakemake {path}` makes it")
+    try:
+        with h5py.File(path, "r") as file:
+            if not file.attrs.get("complete", False):
+                raise ValueError(f"{path}: the file is incomplete; delete it and run again")
+            test, grid = file["test"], file.attrs.get("grid")
+            starts = test["offsets"][:] if "offsets" in test else range(len(test["target"]) + 1)
+            if not 0 <= case < len(starts) - 1:
+                raise ValueError(f"{path}: there is no test case {case}, only 0 to {len(starts) - 2}")
+            part = slice(starts[case], starts[case + 1]) if "offsets" in test else case
+            return {
+                "features": test["features"][part], "target": test["target"][part],
+                "grid": None if grid is None else tuple(int(extent) for extent in grid),
+                "name": file.attrs["name"], "card": json.loads(file.attrs["card"]),
+            }
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read as HDF5 ({error}); delete it and run again") from None
+
+
 def records(plan: dict):
     """Turn a suite's plan into the tidy table of records (pandas.DataFrame with COLUMNS).
 

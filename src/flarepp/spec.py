@@ -53,6 +53,7 @@ class Plan:
     scale: str
     shown: str  # the error that tables and figures show
     compared: str  # the error that is compared with the paper's
+    lock: str  # the file that pins what was downloaded
     datasets: dict[str, dict]
     runs: dict[str, Run]
     predictors: dict[str, Run]
@@ -63,7 +64,8 @@ class Plan:
         return json.dumps(self.datasets[dataset], sort_keys=True)
 
     def published_json(self, dataset: str) -> str:
-        """sha256 of the published files a dataset is read from, as one line; empty when it is generated.
+        """sha256 of the published files a dataset is read from, as one line; empty when it is generated, or downloaded: then
+        the lock file binds.
 
         A file whose size and time are those of the dataset's card is not read again, and one that is gone counts as
         unchanged: what was made from it stays valid.
@@ -73,7 +75,7 @@ class Plan:
             return ""
         known = json.loads(card.read_text(encoding="utf-8")).get("published", {}) if card.exists() else {}
         digests = {}
-        for file in _constant(PACKAGE / "data" / f"{dataset}.py", "PUBLISHED_FILES"):
+        for file in {*known, *published_files(dataset, spec["root"])}:
             path, seen = Path(spec["root"]) / file, known.get(file, {})
             stat = path.stat() if path.is_file() else None
             unchanged = stat is None or [stat.st_size, stat.st_mtime_ns] == seen.get("size_and_time")
@@ -101,7 +103,7 @@ def expand(config: dict) -> Plan:
     by_dataset = {dataset: pick(config, scale, dataset, names) for dataset in names}
     chosen = next(iter(by_dataset.values()))
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
-    plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], datasets, {}, {}, {})
+    plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], chosen["data"]["lock"], datasets, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     _check_names(chosen)
     for suite in sorted(chosen["suites"], key=lambda name: len(chosen["suites"][name].get("axes", {}))):
@@ -214,20 +216,38 @@ def dataset_spec(picked: dict, name: str) -> dict:
     for key in (*common, *wanted):
         if key not in options:
             raise ValueError(f"{where}: the key {key!r} is missing at scale {picked['scale']}")
-    _check_grid(options, where)
-    origin = {key: value for key, value in picked["data"].items() if key != "root" or picked["data"]["source"] == "path"}
+    _check_grid(options, _constant(PACKAGE / "data" / f"{name}.py", "MULTIPLES") or {}, where)
+    source, root = picked["data"]["source"], picked["data"]["root"]
+    if source == "auto":
+        source = "path" if all(published_files(name, root, pattern) for pattern in _published(name)) else "generate"
+    origin = {"source": source} | ({} if source == "generate" else {"root": root})
     return {"name": name, **origin, **options}
 
 
-def _check_grid(options: dict, where: str) -> None:
-    """A model's grid is a stride of the solved one; an O-grid starts at a corner of the square."""
-    if "resolution" in options:
+def _published(name: str) -> tuple[str, ...]:
+    """What a dataset's PUBLISHED_FILES say: paths below the data root, or patterns of paths."""
+    return _constant(PACKAGE / "data" / f"{name}.py", "PUBLISHED_FILES")
+
+
+def published_files(name: str, root: str, *patterns: str) -> list[str]:
+    """The published files of a dataset that are below `root`, relative to it, sorted; of all its patterns by default."""
+    found = (path for pattern in patterns or _published(name) for path in Path(root).glob(pattern))
+    return sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
+
+
+def _check_grid(options: dict, multiples: dict, where: str) -> None:
+    """A model's grid is a stride of the solved one; the numbers of a list are multiples of those its dataset's file names."""
+    if "solver_resolution" in options:
         solved, seen = options["solver_resolution"] - 1, options["resolution"] - 1
         if solved % seen:
             allowed = [divisor + 1 for divisor in range(2, solved + 1) if solved % divisor == 0]
             raise ValueError(f"{where}.resolution: got {seen + 1}; with solver_resolution {solved + 1} allowed are {allowed}")
-    if "mesh" in options and options["mesh"][0] % 4:
-        raise ValueError(f"{where}.mesh: got {options['mesh']}; the elements around must be a multiple of 4")
+    for key, factors in multiples.items():
+        if len(options[key]) != len(factors):
+            raise ValueError(f"{where}.{key}: got {options[key]}; {len(factors)} numbers are needed")
+        for index, (value, factor) in enumerate(zip(options[key], factors)):
+            if value % factor:
+                raise ValueError(f"{where}.{key}.{index}: got {value}; it must be a multiple of {factor}")
 
 
 def _check_names(chosen: dict) -> None:
@@ -255,12 +275,13 @@ def _suite_entries(plan: Plan, known: dict, suite: str, chosen: dict, by_dataset
     section = chosen["suites"][suite]
     where = f"suites.{suite}"
     _known(section.get("predictors", ()), chosen["predictors"], f"{where}.predictors", "predictor")
-    _known(section["datasets"], by_dataset, f"{where}.datasets", "benchmark")
+    datasets = section.get("datasets", list(by_dataset))
+    _known(datasets, by_dataset, f"{where}.datasets", "benchmark")
     for model in section["models"]:
-        for dataset in section["datasets"]:
+        for dataset in datasets:
             yield from _model_entries(plan, known, suite, model, dataset, by_dataset[dataset])
     for predictor in section.get("predictors", ()):
-        for dataset in section["datasets"]:
+        for dataset in datasets:
             yield _predictor_entry(plan, suite, predictor, dataset, by_dataset[dataset])
 
 

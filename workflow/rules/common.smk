@@ -14,7 +14,8 @@ FIGURE_FOLDER = f"paper_figures/{SCALE}"
 
 # Each table and figure with the suite whose records it is a function of.
 TABLES = {"table1": "table1", "table4": "table1", "table5": "table1"}
-FIGURES = {"figure4": "figure4", "figure6": "table1", "figure7": "table1"}
+FIGURES = {"figure4": "figure4", **dict.fromkeys(["figure6", "figure7", "figure8", "figure9"], "table1")}
+OF_DATA = ["table3", "figure2"]  # functions of the datasets themselves
 
 # The axes along which each suite's artefacts can tell runs apart.
 AXES = {"table1": (), "figure4": ("num_blocks", "precision")}

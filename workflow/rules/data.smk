@@ -1,4 +1,4 @@
-# Datasets: solve the equations, or read the published files, into one HDF5 file and its card.
+# Datasets: solve the equations, or fetch and read the published files, into one HDF5 file and its card.
 
 
 rule dataset:
@@ -11,15 +11,17 @@ rule dataset:
         f"{RESULTS}/logs/data/{{dataset}}.log",
     benchmark:
         f"{RESULTS}/benchmarks/data/{{dataset}}.tsv"
-    threads: 1
+    threads: max(1, workflow.cores // len(PLAN.datasets))
+    retries: 2 if any(spec["source"] == "download" for spec in PLAN.datasets.values()) else 0
     resources:
         mem_mb=4000,
     params:
         spec=lambda wildcards: PLAN.dataset_json(wildcards.dataset),
         published=lambda wildcards: PLAN.published_json(wildcards.dataset),
         generated=f"{RESULTS}/data/generated",
+        lock=PLAN.lock,
     message:
         "dataset {wildcards.dataset}"
     shell:
         "python -m flarepp data {params.spec:q} --store {output.store:q} --card {output.card:q}"
-        " --generated {params.generated:q} --workers {threads} > {log:q} 2>&1"
+        " --generated {params.generated:q} --lock {params.lock:q} --workers {threads} > {log:q} 2>&1"

@@ -48,8 +48,10 @@ def words(differences: Iterable[list[str]]) -> str:
 def _differences(run: settings.Run, suite: str) -> list[str]:
     """ "setting ours (the paper's)" for every published setting that the run has another value of."""
     ours = dict(run.settings)
-    if "dataset.resolution" in ours:  # where there is none, the reader of the published files counts the points
+    if "dataset.resolution" in ours:  # where nothing is left to choose, the reader of the published files counts the points
         ours["tokens"] = ours["dataset.resolution"] ** 2
+    if "dataset.num_points" in ours:
+        ours["tokens"] = ours["dataset.num_points"]
     found = []
     for key in settings.published_keys(run.model):
         paper = settings.published(key, run.dataset, run.model)[0]
@@ -72,6 +74,7 @@ def _name(key: str) -> str:
 def _unprinted(run: settings.Run) -> list[str]:
     """Differences in what is known of the paper's runs without being in its tables; a row runs what it is named after."""
     expected = MIXER_OPTIONS | {"training.gradient_weight": GRADIENT_WEIGHT.get(run.dataset, 0), "model.mixer": run.model}
+    expected["dataset.stride"] = [1, 1]  # every point of a mesh
     expected["model.name"] = run.model if quoted.baseline(run.model) else settings.BACKBONE
     return [f"{_name(key)} {plain(run.settings[key])} ({plain(value)})"
             for key, value in expected.items() if key in run.settings and run.settings[key] != value]

@@ -1,8 +1,9 @@
-"""What Figures 6 and 7 share: the reference field, two predictions and their signed errors on one test case.
+"""What the figures of fields share: how a benchmark is shown, and Figures 6 to 9, the reference field, two predictions and
+their signed errors on one test case.
 
 The case is the one at the median error of FLARE++ (never the best), the same for both models. The three
 fields share one colour scale and the two errors another, so a smaller error is an emptier panel and not a
-rescaled one.
+rescaled one; where a panel shows a part of the domain, the scales are those of that part.
 """
 
 from __future__ import annotations
@@ -19,9 +20,33 @@ from flarepp.record import read_predictions
 
 MODELS = {"flare": "FLARE", "flarepp": "FLARE++"}
 NO_DATA = "#c8c8c8"
+WIDTH = 7.2  # inches
+CROPPED = "drawn: a part of the domain;\nboth colour scales are of this part,\nthe errors above of the whole"
 VOID_FACTOR = (
     2.75  # over 300 voids of the generator's mesh no void triangle is narrower than 3.07 median circumradii
 )
+
+
+@dataclass(frozen=True)
+class View:
+    """How a two-dimensional benchmark is shown.
+
+    quantity, coefficient: the target and an input field, with units. crop: lower left and upper right corner of
+    the part shown, None for all of it. stacked: panels below each other, for a domain that is long and flat.
+    """
+
+    quantity: str
+    coefficient: str = ""
+    crop: tuple[tuple[float, float], tuple[float, float]] | None = None
+    stacked: bool = False
+
+
+VIEWS = {
+    "elasticity": View("von Mises stress (data units)"),  # the published files state none
+    "darcy": View("pressure u (dimensionless)", "permeability a (dimensionless)"),
+    "airfoil": View("Mach number", crop=((-0.5, -0.8), (1.7, 0.8))),  # chord from 0 to 1; shocks and the near wake
+    "pipe": View("streamwise velocity (dimensionless)", stacked=True),
+}
 
 
 @dataclass(frozen=True)
@@ -35,15 +60,13 @@ class Panel:
     reason: str = ""
 
 
-def draw(
-    records: pandas.DataFrame, out: Path, name: str, dataset: str, quantity: str, *, shown: str, scale: str
-) -> None:
-    """Write out/<name>.pdf and .png: the fields of `dataset` from the first seed of FLARE and FLARE++ in
-    suite "table1".
+def draw(records: pandas.DataFrame, out: Path, name: str, dataset: str, *, shown: str, scale: str) -> None:
+    """Write out/<name>.pdf and .png: the fields of `dataset`, as VIEWS has it, from the first seed of FLARE and
+    FLARE++ in suite "table1".
 
-    quantity: label of the colour bar, with its unit. shown: "last" or "ema" weights; "best_test" keeps no
-    predictions, so the last weights are drawn. Without predictions of FLARE++ the figure only says why.
-    FileNotFoundError when a run that ended well lost its predictions.
+    shown: "last" or "ema" weights; "best_test" keeps no predictions, so the last weights are drawn. Without
+    predictions of FLARE++ the figure only says why. FileNotFoundError when a run that ended well lost its
+    predictions.
     """
     check_scale(records, scale)
     weights = "ema" if shown == "ema" else "last"
@@ -53,18 +76,21 @@ def draw(
     found = {model: read_predictions(run, weights) for model, (run, reason) in runs.items() if not reason}
     differing = deviations.words(deviations.find(drawn, "table1", scale).values())
     stamp = quoted.stamp(scale, {each["data_source"] for each in found.values()}, differing)
-    with style.figure(out, name, (7.2, 4.9), stamp, layout="compressed") as drawing:
-        if "flarepp" not in found:
-            label = next(iter(records["dataset_label"]), quoted.paper_name("dataset", dataset))
+    if "flarepp" not in found:
+        label = next(iter(records["dataset_label"]), quoted.paper_name("dataset", dataset))
+        with style.figure(out, name, (WIDTH, 4.9), stamp, layout="compressed") as drawing:
             drawing.text(0.5, 0.5, f"no case was chosen: FLARE++ on {label} {runs['flarepp'][1]}", ha="center")
-            return
-        case = median_case(found["flarepp"]["error"])
-        panels = [_panel(model, found.get(model), case, runs[model][1]) for model in MODELS]
-        last = len(found["flarepp"]["error"]) - 1
-        text = f"test case {case} (0 to {last})\nat the median error of FLARE++\n\nrelative L2 error\n"
-        text += "\n".join(f"{panel.name}: {_percent(panel)}" for panel in panels)
-        text += f"\n\n{quoted.weights_words(weights)}{_seed_words(records)}"
-        _compose(drawing, found["flarepp"], case, panels, quantity, text)
+        return
+    case, view = median_case(found["flarepp"]["error"]), VIEWS[dataset]
+    panels = [_panel(model, found.get(model), case, runs[model][1]) for model in MODELS]
+    words = [f"test case {case} (0 to {len(found['flarepp']['error']) - 1})\nat the median error of FLARE++",
+             "relative L2 error\n" + "\n".join(f"{panel.name}: {_percent(panel)}" for panel in panels),
+             *([CROPPED] if view.crop else []),
+             quoted.weights_words(weights) + _seed_words(records)]  # fmt: skip
+    foot = "; ".join(", ".join(text.splitlines()) for text in words) if view.stacked else ""
+    with style.figure(out, name, _size(found["flarepp"]["points"][case], view), stamp, foot, layout="compressed") as drawing:
+        axes = _arrange(drawing, view.stacked, "\n\n".join(words))
+        _compose(drawing, axes, found["flarepp"], case, panels, view)
 
 
 def median_case(errors: numpy.ndarray) -> int:
@@ -120,7 +146,7 @@ def _seed_words(records: pandas.DataFrame) -> str:
 def _panel(model: str, found: dict | None, case: int, reason: str) -> Panel:
     if found is None:
         return Panel(MODELS[model], reason=reason)
-    prediction, target = found["prediction"][case, :, 0], found["target"][case, :, 0]  # [N]
+    prediction, target = found["prediction"][case][:, 0], found["target"][case][:, 0]  # [N]
     return Panel(MODELS[model], prediction, prediction - target, float(found["error"][case]))
 
 
@@ -128,48 +154,89 @@ def _percent(panel: Panel) -> str:
     return panel.reason or f"{100 * panel.error:.3g} %"
 
 
-def _compose(drawing, found: dict, case: int, panels: list[Panel], quantity: str, text: str) -> None:
-    """Reference and predictions above, signed errors below, the case in words below the reference."""
-    points, target = found["points"][case], found["target"][case, :, 0]  # [N, 2], [N]
-    there = [panel for panel in panels if not panel.reason]
-    fields = [target, *(panel.prediction for panel in there)]
-    lowest, highest = min(field.min() for field in fields), max(field.max() for field in fields)
-    limit = error_limit([panel.difference for panel in there])
+def _size(points: numpy.ndarray, view: View) -> tuple[float, float]:
+    """Inches of a figure whose panels of points [N, 2] fill its width: five below each other, or two rows of three."""
+    width, height = shown_extent(points, view)
+    share = height / width
+    inches = numpy.clip(5 * (5.8 * share + 0.28) + 0.4, 4, 10) if view.stacked else numpy.clip(4.1 * share + 0.8, 3, 7)
+    return WIDTH, float(inches)
+
+
+def shown_extent(points: numpy.ndarray, view: View) -> numpy.ndarray:
+    """Width and height of the part of the domain that is shown, of points [N, 2]."""
+    low, high = view.crop or (points.min(axis=0), points.max(axis=0))
+    return numpy.subtract(high, low)
+
+
+def _arrange(drawing, stacked: bool, text: str) -> tuple[list, list]:
+    """Axes of reference and predictions, and of the errors: below each other, or in two rows, `text` in the free place."""
+    if stacked:
+        axes = drawing.subplots(5, 1)
+        return list(axes[:3]), list(axes[3:])
     axes = drawing.subplots(2, 3)
-    mesh = _mesh(points, found["grid"])
-    top = _fill(axes[0, 0], mesh, target, "viridis", lowest, highest)
-    axes[0, 0].set_title("reference")
-    bottom = None
-    for column, panel in enumerate(panels, start=1):
-        axes[0, column].set_title(panel.name)
-        axes[1, column].set_title(f"{panel.name} − reference")
+    axes[1, 0].axis("off")
+    place = {"ha": "center", "va": "center", "transform": axes[1, 0].transAxes}
+    axes[1, 0].text(0.5, 0.5, text, fontsize=7.5, wrap=True, **place)
+    return list(axes[0]), list(axes[1, 1:])
+
+
+def _compose(drawing, axes: tuple[list, list], found: dict, case: int, panels: list[Panel], view: View) -> None:
+    """Reference and predictions on one colour scale, signed errors on another, both scaled to what is shown."""
+    points, target = found["points"][case], found["target"][case][:, 0]  # [N, 2], [N]
+    (first, *tops), bottoms = axes
+    there, seen = [panel for panel in panels if not panel.reason], inside(points, view.crop)
+    lowest, highest = span([target, *(panel.prediction for panel in there)], seen)
+    limit = error_limit([panel.difference[seen] for panel in there])
+    mesh = mesh_of(points, found["grid"])
+    top, bottom = fill(first, mesh, target, "viridis", lowest, highest), None
+    first.set_title("reference")
+    for above, below, panel in zip(tops, bottoms, panels, strict=True):
+        above.set_title(panel.name)
+        below.set_title(f"{panel.name} − reference")
         if panel.reason:
-            for axis in axes[:, column]:
+            for axis in (above, below):
                 axis.text(0.5, 0.5, panel.reason, ha="center", va="center", transform=axis.transAxes)
             continue
-        _fill(axes[0, column], mesh, panel.prediction, "viridis", lowest, highest)
-        bottom = _fill(axes[1, column], mesh, panel.difference, "RdBu_r", -limit, limit)
-    for axis in axes.flat:
-        axis.margins(0.01)
-        axis.set(xticks=[], yticks=[], aspect="equal", facecolor=NO_DATA)
-    axes[1, 0].axis("off")
-    axes[1, 0].text(
-        0.5, 0.5, text, ha="center", va="center", transform=axes[1, 0].transAxes, fontsize=7.5, wrap=True
-    )
-    drawing.colorbar(top, ax=axes[0], label=quantity, aspect=16, pad=0.02)
-    drawing.colorbar(bottom, ax=axes[1], label=f"error: {quantity}", aspect=16, pad=0.02, extend="both")
+        fill(above, mesh, panel.prediction, "viridis", lowest, highest)
+        bottom = fill(below, mesh, panel.difference, "RdBu_r", -limit, limit)
+    for axis in (first, *tops, *bottoms):
+        frame(axis, view.crop)
+    bar = {"aspect": 16, "pad": 0.02}
+    drawing.colorbar(top, ax=[first, *tops], label=view.quantity, **bar)
+    drawing.colorbar(bottom, ax=bottoms, label=f"error: {view.quantity}", extend="both", **bar)
 
 
-def _mesh(points: numpy.ndarray, grid: tuple[int, ...] | None):
+def inside(points: numpy.ndarray, crop: tuple | None) -> numpy.ndarray:
+    """Which of the points [N, 2] lie in the part that is shown, [N] bool; all of them where none does."""
+    if crop is None:
+        return numpy.ones(len(points), bool)
+    seen = ((points >= crop[0]) & (points <= crop[1])).all(axis=1)
+    return seen if seen.any() else ~seen
+
+
+def span(fields: list[numpy.ndarray], seen: numpy.ndarray) -> tuple[float, float]:
+    """Lowest and highest value of several fields [N] at the points that are seen."""
+    return min(field[seen].min() for field in fields), max(field[seen].max() for field in fields)
+
+
+def mesh_of(points: numpy.ndarray, grid: tuple[int, ...] | None):
     """The points [N, 2] as coordinate arrays [n1, n2] of a structured grid, or as a triangulation."""
     if grid is None:
         return triangulate(points)
     return points[:, 0].reshape(grid), points[:, 1].reshape(grid)
 
 
-def _fill(axis, mesh, values: numpy.ndarray, colours: str, lowest: float, highest: float):
+def fill(axis, mesh, values: numpy.ndarray, colours: str, lowest: float, highest: float):
     """Colour a mesh by its point values [N], interpolated between them; grey stays where there are none."""
     style_of = {"cmap": colours, "vmin": lowest, "vmax": highest, "shading": "gouraud", "rasterized": True}
     if isinstance(mesh, tuple):
         return axis.pcolormesh(*mesh, values.reshape(mesh[0].shape), **style_of)
     return axis.tripcolor(mesh, values, **style_of)
+
+
+def frame(axis, crop: tuple | None) -> None:
+    """True aspect ratio, no ticks, grey where there are no data, and the part that is shown."""
+    axis.margins(0.01)
+    axis.set(xticks=[], yticks=[], aspect="equal", facecolor=NO_DATA)
+    if crop:
+        axis.set(xlim=(crop[0][0], crop[1][0]), ylim=(crop[0][1], crop[1][1]))

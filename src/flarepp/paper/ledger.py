@@ -41,6 +41,8 @@ def build(
     claims = read_claims() if claims is None else claims
     suites = dict.fromkeys(claim["needs"]["suite"] for claim in claims if claim.get("rule"))
     by_suite = {suite: cells(records, suite, shown) for suite in suites}
+    for frame in by_suite.values():
+        frame["dataset_label"] = list(map(quoted.heading, frame["dataset_label"], frame["data_source"]))
     differing = {suite: deviations.find(records, suite, scale) for suite in suites}
     entries = pandas.DataFrame([decide(claim, by_suite, differing, scale) for claim in claims], columns=COLUMNS)
     weights = quoted.weights_words(shown)
@@ -114,17 +116,16 @@ def _verdict(
     outcome: rules.Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources, settings: str
 ) -> str:
     """The paper's numbers are about published data, its scale and its settings; nothing else confirms or
-    refutes them."""
+    refutes them, and no part of what a claim takes does."""
     if outcome is None:
         return f"not comparable ({_reasons(bad)})" if len(bad) and not missing else "not run"
     reasons = [f"scale {scale}"] if scale != "paper" else []
-    reasons += [f"{source} data" for source in sources if source != "published"]
+    reasons += [f"{quoted.kind(source)} data" for source in sources if source != "published"]
     reasons += [f"settings differ: {settings}"] if settings else []
     reasons += [_reasons(bad)] if len(bad) else []
+    reasons = reasons or ([f"missing: {missing}"] if missing else [])
     if reasons:
         return f"not comparable ({', '.join(reasons)})"
-    if missing:
-        return "not run"
     return "reproduced" if outcome[1] else "not reproduced"
 
 

@@ -50,9 +50,12 @@ NAMES = {
     "model.tile": "points a tile",
     "dataset.seed": "seed of the data",
     "dataset.source": "data made by",
-    "dataset.mesh": "elements around, across",
+    "dataset.mesh": "elements or cells of the solved mesh",
+    "dataset.stride": "stride of the points seen",
     "dataset.resolution": "points a side",
     "dataset.solver_resolution": "points a side of the solved grid",
+    "dataset.panels": "panels around, along",
+    "dataset.num_points": "points drawn",
 }
 PUBLISHED = {  # our key: (table, column naming the dataset, column)
     "model.num_blocks": ("table5", "dataset", "num_blocks"),
@@ -78,6 +81,7 @@ WORDS = {
     "False": "no",
     "generate": "our solvers",
     "path": "published files",
+    "download": "published files",
 }
 LENGTHS = ("training.steps", "training.epochs")
 UNSEEN = (

@@ -7,7 +7,7 @@ here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flarepp.record import atomic_path
@@ -42,8 +42,11 @@ LATEX = {
 }
 
 
-WIDE, LONG = 8, 40  # columns and lines that fit a page in \footnotesize
-WIDEST = 10  # columns that fit it in \scriptsize
+WIDE = 8  # columns from which on they stand closer and headings break
+LONG, LONGEST = 40, 55  # lines that fit a page in \footnotesize and, of several tables, in \scriptsize
+HEADING = 4  # lines that the headings of a table take
+PAGE = 520  # points that a table may be wide, margins included
+SIZES = {r"\footnotesize": 4.3, r"\scriptsize": 3.95, r"\tiny": 3.15}  # points that a letter is wide, measured on tables
 END = r" \tabularnewline"  # unlike \\, it ends a row after \raggedright too
 
 
@@ -140,19 +143,88 @@ def markdown_text(text: str) -> str:
 
 
 def latex(table: Table, label: str) -> str:
-    """The table as a LaTeX float that needs the booktabs package only."""
+    """The table as a LaTeX float that needs the booktabs package only.
+
+    It takes the largest letters in which it fits a page; one that is too wide for \\scriptsize has its column groups below
+    each other, unless that is too long.
+    """
     stamp = rf"\textbf{{[{latex_text(table.stamp)}]}} " if table.stamp else ""
-    alignment = "".join(column[2] for column in table.columns)
-    wraps = [column[2].startswith("p") for column in table.columns]
-    wide, length = len(table.columns) > WIDE, sum(len(block.rows) + bool(block.title) for block in table.blocks)
+    wide = len(table.columns) > WIDE
+    size, parts = _fitting(table, wide)
     lines = [
         "% generated; do not edit",
         r"\begin{table}[htbp]",
         r"\centering",
         rf"\caption{{{stamp}{latex_text(table.caption)}}}",
         rf"\label{{tab:{label}}}",
-        r"\tiny" if len(table.columns) > WIDEST else r"\scriptsize" if wide or length > LONG else r"\footnotesize",
+        size,
         *([r"\setlength{\tabcolsep}{2pt}"] if wide else []),
+    ]
+    for position, part in enumerate(parts):
+        lines += [r"\par\medskip"] if position else []
+        lines += _tabular(part, wide)
+    if table.notes:
+        notes = r"\quad ".join(rf"$^{{\mathrm{{{mark}}}}}$~{latex_text(text)}." for mark, text in table.notes)
+        lines += [r"\par\smallskip", rf"\parbox{{\textwidth}}{{\scriptsize {notes}}}"]
+    return "\n".join([*lines, r"\end{table}", ""])
+
+
+def _fitting(table: Table, wide: bool) -> tuple[str, list[Table]]:
+    """The size of the letters, and the tables set below each other: the whole one, or parts of its column groups."""
+    large, small, smallest = SIZES
+    for size in (large, small):
+        if _width(table, wide, size) <= PAGE and (size == small or _length(table) <= LONG):
+            return size, [table]
+    for size, longest in ((large, LONG), (small, LONGEST)):
+        parts = _parts(table, wide, size)
+        fit = all(_width(part, wide, size) <= PAGE for part in parts)
+        if parts and fit and sum(HEADING + _length(part) for part in parts) <= longest:
+            return size, parts
+    return smallest, [table]
+
+
+def _length(table: Table) -> int:
+    return sum(len(block.rows) + bool(block.title) for block in table.blocks)
+
+
+def _width(table: Table, wide: bool, size: str) -> float:
+    """About how many points wide a table is; a column of given width does not count, since letters do not change it."""
+    width = 0.0
+    for index, (_, heading, alignment) in enumerate(table.columns):
+        texts = [row[index].text + ",".join(row[index].marks) for block in table.blocks for row in block.rows]
+        lines = _heading_lines(heading) if wide else [heading]
+        letters = 0 if alignment.startswith("p") else max(map(len, [*lines, *texts]))
+        width += letters * SIZES[size] + (4 if wide else 12)
+    return width
+
+
+def _parts(table: Table, wide: bool, size: str) -> list[Table]:
+    """As many column groups in a part as fit the page; one group where not even that fits."""
+    chosen: list[list[str]] = []
+    for group in dict.fromkeys(group for group, _, _ in table.columns if group):
+        if chosen and _width(_of_groups(table, [*chosen[-1], group]), wide, size) <= PAGE:
+            chosen[-1].append(group)
+        else:
+            chosen.append([group])
+    return [_of_groups(table, groups) for groups in chosen]
+
+
+def _of_groups(table: Table, groups: list[str]) -> Table:
+    """The columns of some groups beside those that have none; rows that have nothing there are left out."""
+    kept = [index for index, column in enumerate(table.columns) if column[0] in ("", *groups)]
+    own = [index for index in kept if table.columns[index][0]]
+    blocks = []
+    for block in table.blocks:
+        rows = [[row[index] for index in kept] for row in block.rows if any(row[index].text for index in own)]
+        blocks += [Block(rows, block.title)] if rows else []
+    return replace(table, columns=[table.columns[index] for index in kept], blocks=blocks)
+
+
+def _tabular(table: Table, wide: bool) -> list[str]:
+    """The lines of one tabular, which may reach into the margins."""
+    alignment = "".join(column[2] for column in table.columns)
+    wraps = [column[2].startswith("p") for column in table.columns]
+    lines = [
         r"\makebox[\textwidth][c]{%",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
@@ -166,13 +238,9 @@ def latex(table: Table, label: str) -> str:
                 rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\emph{{{latex_text(block.title)}}}}}{END}"
             )
         lines += [
-            " & ".join(_latex_cell(cell, wide) for cell, wide in zip(row, wraps)) + END for row in block.rows
+            " & ".join(_latex_cell(cell, wraps_) for cell, wraps_ in zip(row, wraps)) + END for row in block.rows
         ]
-    lines += [r"\bottomrule", r"\end{tabular}}"]
-    if table.notes:
-        notes = r"\quad ".join(rf"$^{{\mathrm{{{mark}}}}}$~{latex_text(text)}." for mark, text in table.notes)
-        lines += [r"\par\smallskip", rf"\parbox{{\textwidth}}{{\scriptsize {notes}}}"]
-    return "\n".join([*lines, r"\end{table}", ""])
+    return [*lines, r"\bottomrule", r"\end{tabular}}"]
 
 
 def _latex_groups(table: Table) -> list[str]:
@@ -191,9 +259,15 @@ def _latex_groups(table: Table) -> list[str]:
 
 
 def _latex_heading(heading: str, wide: bool) -> str:
-    """A heading, on two lines at its hyphen where columns are many."""
-    first, hyphen, second = map(latex_text, heading.partition("-"))
-    return rf"\shortstack[r]{{{first}-\\{second}}}" if wide and hyphen else latex_text(heading)
+    lines = [latex_text(line) for line in _heading_lines(heading)]
+    stacked = r"\\".join(lines)
+    return rf"\shortstack[r]{{{stacked}}}" if wide and len(lines) > 1 else latex_text(heading)
+
+
+def _heading_lines(heading: str) -> list[str]:
+    """A heading, broken at its first hyphen and before its brackets."""
+    name, bracket, rest = heading.partition(" (")
+    return re.split("(?<=-)", name, maxsplit=1) + ([f"({rest}"] if bracket else [])
 
 
 def _latex_cell(cell: Cell, wraps: bool) -> str:

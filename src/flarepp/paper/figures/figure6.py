@@ -11,4 +11,4 @@ from flarepp.paper.fields import draw
 
 def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> None:
     """Write out/figure6.pdf and .png; see `fields.draw`. The published files state no unit."""
-    draw(records, out, "figure6", "elasticity", "von Mises stress (data units)", shown=shown, scale=scale)
+    draw(records, out, "figure6", "elasticity", shown=shown, scale=scale)

@@ -11,4 +11,4 @@ from flarepp.paper.fields import draw
 
 def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> None:
     """Write out/figure7.pdf and .png; see `fields.draw`. The Darcy problem is stated without units."""
-    draw(records, out, "figure7", "darcy", "pressure u (dimensionless)", shown=shown, scale=scale)
+    draw(records, out, "figure7", "darcy", shown=shown, scale=scale)

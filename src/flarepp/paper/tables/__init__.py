@@ -1,1 +1,1 @@
-"""One file per table of the paper; each has `build(records, out, *, shown, scale)`."""
+"""One file per table of the paper; the arguments of its `build` say what it is made from."""

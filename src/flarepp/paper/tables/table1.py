@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas
@@ -11,6 +12,7 @@ from flarepp.paper.cells import ABSURD, cells, check_scale, data_words, describe
 from flarepp.paper.typeset import Block, Cell, Notes, Table, spread, three_digits, write
 
 COMPARED = {"last": "last weights", "ema": "averaged weights", "best_test": "best of the evaluations"}
+REGION = "^(?:last|ema)_(.+)$"  # metrics over a part of the domain
 BLOCKS = {
     ("ranked", "reference"): "",
     ("beyond",): "beyond the paper, not ranked",
@@ -30,6 +32,9 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     errors = cells(records, "table1", shown)
     runs = settings.read(records, "table1")
     errors["compared"] = cells(records, "table1", compared)["mean"]
+    regions = _regions(records, shown)
+    for (dataset, region), means in regions.items():
+        errors.loc[errors["dataset"] == dataset, region] = errors["model"].map(means)
     twice = errors[errors.duplicated(["model", "dataset"])]
     if len(twice):
         raise ValueError(f"table1: more than one configuration of {describe(twice.iloc[0])}")
@@ -40,7 +45,26 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     differing = deviations.words(deviations.find(records, "table1", scale).values())
     stamp = quoted.stamp(scale, (source for source in errors["data_source"] if source), differing)
     rows = {model: forms.of_row([run for run in runs if run.model == model]) for model in errors["model"]}
-    write(_table(errors, rows, shown, compared, scale, stamp), _data(errors, shown, compared, scale), out, "table1")
+    table = _table(errors, list(regions), rows, shown, compared, scale, stamp)
+    write(table, _data(errors, dict.fromkeys(region for _, region in regions), shown, compared, scale), out, "table1")
+
+
+def _regions(records: pandas.DataFrame, shown: str) -> dict[tuple[str, str], dict[str, float]]:
+    """Errors in % over parts of the domain, {(dataset, region): {model: mean over seeds}}, of the runs that have them.
+
+    The evaluations of a run keep none, so where their best is shown these are of the last weights.
+    """
+    suite = records[records["suite"] == "table1"]
+    suite = suite.assign(region=suite["metric"].str.extract(REGION, expand=False))
+    found = {}
+    for (dataset, region), rows in suite.dropna(subset=["region"]).groupby(["dataset", "region"], sort=False):
+        errors = cells(suite[suite["run"].isin(rows["run"])], "table1", _weights(shown), region)
+        found[dataset, region] = dict(zip(errors["model"], errors["mean"]))
+    return found
+
+
+def _weights(shown: str) -> str:
+    return "last" if shown == "best_test" else shown
 
 
 def _ranks(errors: pandas.DataFrame) -> pandas.Series:
@@ -54,31 +78,51 @@ def _ranks(errors: pandas.DataFrame) -> pandas.Series:
     return ranks.reindex(errors.index).astype("Int64")
 
 
-def _table(errors: pandas.DataFrame, form: dict[str, str], shown: str, compared: str, scale: str, stamp: str) -> Table:
-    """One row per model: our datasets, then the same datasets as the paper printed them. form: the footnote of a row."""
+def _table(
+    errors: pandas.DataFrame,
+    regions: list[tuple],
+    form: dict[str, str],
+    shown: str,
+    compared: str,
+    scale: str,
+    stamp: str,
+) -> Table:
+    """One row per model: our datasets, (dataset, region)s, then the same datasets as the paper printed them. form: the
+    footnote of a row."""
     datasets = errors.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
     seeds = int(errors["n"].max()) if len(errors) else 0
     notes, blocks = Notes(), []
     for roles, title in BLOCKS.items():
         part = errors[errors["role"].isin(roles)]
         rows = [
-            _row(group, form[model], list(datasets.index), seeds, notes, compared != shown)
+            _row(group, form[model], list(datasets.index), regions, seeds, notes, compared != shown)
             for model, group in part.groupby("model", sort=False)
         ]
         blocks += [Block(rows, title)] if rows else []
+    sources = errors[errors["data_source"] != ""].drop_duplicates("dataset").set_index("dataset")["data_source"]
+    ours = [quoted.heading(label, sources.get(dataset, "")) for dataset, label in datasets.items()]
+    parts = [f"{datasets[dataset]} ({region.replace('_', ' ')})" for dataset, region in regions]
+    groups = {"this project" + (f", scale {scale}" if scale != "paper" else ""): ours + parts}
+    groups |= {COMPARED[compared]: ours} if compared != shown else {}
+    groups |= {"paper, published data": list(datasets)}
     columns = [("", "model", "l"), ("", "parameters", "r")]
-    columns += [
-        ("this project" + (f", scale {scale}" if scale != "paper" else ""), label, "r") for label in datasets
-    ]
-    columns += [(COMPARED[compared], label, "r") for label in datasets if compared != shown]
-    columns += [("paper, published data", label, "r") for label in datasets]
+    columns += [(group, heading, "r") for group, headings in groups.items() for heading in headings]
     caption = (
         f"Relative L2 error in % on the test set. Scale: {scale}. Data: {data_words(errors)}. Shown:"
         f" {quoted.weights_words(shown)} (trivial predictors have no weights); {_seed_words(seeds)}."
         " Best ranked value bold, second underlined; values that agree in the digits shown are ranked equal."
-        f"{_compared_words(shown, compared)} The columns on the right are the paper's own numbers on the published data."
+        f"{_region_words(parts, shown)}{_compared_words(shown, compared)}"
+        " The last columns are the paper's own numbers on the published data."
     )
     return Table(caption, columns, blocks, stamp, notes.items())
+
+
+def _region_words(parts: list[str], shown: str) -> str:
+    """What the columns over a part of the domain are."""
+    if not parts:
+        return ""
+    weights = f", of the {quoted.weights_words('last')}" if _weights(shown) != shown else ""
+    return f" {', '.join(parts)}: the error over that part of the domain alone{weights}; not ranked."
 
 
 def _compared_words(shown: str, compared: str) -> str:
@@ -94,19 +138,27 @@ def _seed_words(seeds: int) -> str:
 
 
 def _row(
-    group: pandas.DataFrame, form: str, datasets: list[str], seeds: int, notes: Notes, with_compared: bool
+    group: pandas.DataFrame,
+    form: str,
+    datasets: list[str],
+    regions: list[tuple],
+    seeds: int,
+    notes: Notes,
+    with_compared: bool,
 ) -> list[Cell]:
     """The cells of one model."""
     first, by_dataset = group.iloc[0], {row["dataset"]: row for _, row in group.iterrows()}
     texts = ["reference, not ranked" if first["role"] == "reference" else "", form]
     marks = tuple(notes.mark(text) for text in texts if text)
     ours = [_our_cell(by_dataset.get(dataset), seeds, notes) for dataset in datasets]
+    parts = [_region_cell(by_dataset.get(dataset), region) for dataset, region in regions]
     beside = [_compared_cell(by_dataset.get(dataset)) for dataset in datasets if with_compared]
     theirs = [_paper_cell(first["model"], dataset, notes) for dataset in datasets]
     return [
         Cell(first["label"], marks=marks),
         Cell(_parameters(group["parameters"].dropna())),
         *ours,
+        *parts,
         *beside,
         *theirs,
     ]
@@ -136,6 +188,11 @@ def _compared_cell(row) -> Cell:
     return Cell("" if row["role"] == "trivial" else three_digits(row["compared"]))
 
 
+def _region_cell(row, region: str) -> Cell:
+    """The error over a part of the domain; `--` where the one over all of it has the reason, or a run has none."""
+    return Cell("--" if row is None or pandas.isna(row[region]) else three_digits(row[region]))
+
+
 def _paper_cell(model: str, dataset: str, notes: Notes) -> Cell:
     """The paper's number, `--` with its reason, or nothing where it has no such row or column."""
     value = quoted.table1(model, dataset)
@@ -153,7 +210,7 @@ def _parameters(counts: pandas.Series) -> str:
     return f"{' – '.join(dict.fromkeys(texts))} {name}"
 
 
-def _data(errors: pandas.DataFrame, shown: str, compared: str, scale: str) -> pandas.DataFrame:
+def _data(errors: pandas.DataFrame, regions: Iterable[str], shown: str, compared: str, scale: str) -> pandas.DataFrame:
     """The tidy table: a row per model and dataset, our numbers at full precision beside the paper's."""
     tidy = errors[
         ["model", "label", "role", "dataset", "status", "failed", "n", "rank", "form", "data_source"]
@@ -164,6 +221,8 @@ def _data(errors: pandas.DataFrame, shown: str, compared: str, scale: str) -> pa
     tidy["shown"] = ["last" if role == "trivial" else shown for role in errors["role"]]
     tidy["compared"] = compared
     tidy["compared_error_percent"] = errors["compared"]
+    for region in regions:
+        tidy[f"{region}_error_percent"] = errors[region]
     tidy["scale"] = scale
     paper = [quoted.table1(model, dataset) for model, dataset in zip(errors["model"], errors["dataset"])]
     tidy["paper_error_percent_published_data"] = ["" if value is None else value for value in paper]

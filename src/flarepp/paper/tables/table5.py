@@ -26,6 +26,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     runs = settings.read(records)
     datasets = dict.fromkeys(run.dataset for run in runs)
     labels = {run.dataset: run.dataset_label for run in runs}
+    headings = {run.dataset: quoted.heading(run.dataset_label, run.data_source) for run in runs}
     notes, suite, others = Notes(), settings.matched(runs), settings.complete(runs)
     rows = {settings.MATCHED: [_row(key, datasets, suite, notes) for key in settings.dataset_keys(suite)]}
     tokens = [_tokens(dataset, runs, notes) for dataset in datasets]
@@ -33,7 +34,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     for other in others:
         keys = [key for key in settings.own_keys(other, suite) if settings.owns_dataset_row(other, key)]
         rows |= {other[0].label: [_row(key, datasets, other, notes) for key in keys]} if keys else {}
-    columns = [("", "setting", "l"), *(("these runs", labels[dataset], "r") for dataset in datasets)]
+    columns = [("", "setting", "l"), *(("these runs", headings[dataset], "r") for dataset in datasets)]
     columns += [("paper, published data", labels[dataset], "r") for dataset in datasets]
     caption = f"Settings of the runs of Table 1 that follow the dataset, read from the runs. Scale: {scale}."
     caption += " Below, the complete architectures: what sets each apart from the matched backbone." if others else ""
@@ -78,10 +79,11 @@ def _ours(key: str, datasets: dict, runs: list[settings.Run], notes: Notes) -> l
 
 
 def _tokens(dataset: str, runs: list[settings.Run], notes: Notes) -> Cell:
-    """Points per sample, from the first run that left predictions; `--` with a footnote when none did."""
+    """Points per test sample, from the first run that left predictions; `--` with a footnote when none did."""
     for run in runs:
         if run.dataset == dataset and (Path(run.folder) / "predictions.h5").exists():
-            return Cell(plain(read_predictions(Path(run.folder), "last")["points"].shape[1]))
+            counts = [len(points) for points in read_predictions(Path(run.folder), "last")["points"]]
+            return Cell(" to ".join(dict.fromkeys(plain(count) for count in (min(counts), max(counts)))))
     return Cell("--", marks=(notes.mark("no run left predictions"),))
 
 
