@@ -1,47 +1,80 @@
 """Benchmarks: one file each, from the published layout to arrays; `store` keeps them in one HDF5 file.
 
-A benchmark's file names the keys it takes from the configuration (OPTIONS) and has
+A benchmark's file has
+    OPTIONS            the keys it takes from the configuration beside num_train, num_test, seed
+    PUBLISHED_FILES    paths below the data root, or patterns of paths
     write_published(folder, spec, *, num_workers)    solve the equations, write the arrays in the published layout
     read_published(folder, spec) -> Benchmark        read that layout, published or generated, with checks
+and, where there is something to say, MULTIPLES (of what the numbers of an option are multiples), LICENCE and SOURCES (see
+`download`).
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
-from flarepp.data import store
+from flarepp.data import download, store
 from flarepp.errors import unknown
 from flarepp.record import sha256, write_json
 
 
-def prepare(spec: dict, path: Path, card: Path, generated: Path, num_workers: int) -> None:
+def names() -> tuple[str, ...]:
+    """The benchmarks there is a file for, sorted."""
+    return tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\nOPTIONS = " in path.read_text()))
+
+
+def benchmark_module(name: str) -> ModuleType:
+    """The file of a benchmark; ValueError for an unknown name."""
+    if name not in names():
+        raise ValueError(unknown("benchmark", name, names()))
+    return importlib.import_module(f"flarepp.data.{name}")
+
+
+def prepare(spec: dict, path: Path, card: Path, generated: Path, lock: Path, num_workers: int) -> None:
     """Make the dataset file `path` and its card (JSON) from a dataset spec.
 
-    source "generate": solve into the folder `generated` first; "path": the published files below spec["root"].
+    source "generate": solve into the folder `generated` first; "path": the published files below spec["root"]; "download":
+    fetch there what is missing, under the lock file `lock`.
     """
     if missing := [key for key in ("name", "source") if key not in spec]:
         raise ValueError(f"dataset spec: the key {missing[0]!r} is missing")
-    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\nOPTIONS = " in path.read_text())
-    if spec["name"] not in names:
-        raise ValueError(unknown("benchmark", spec["name"], names))
-    module = importlib.import_module(f"flarepp.data.{spec['name']}")
+    module, seen = benchmark_module(spec["name"]), {}
     if spec["source"] == "generate":
         module.write_published(generated, spec, num_workers=num_workers)
         benchmark = module.read_published(generated, spec)
     else:
         root = Path(spec["root"])
+        if spec["source"] == "download":
+            download.fetch(spec["name"], module, root, lock)
         if not root.is_dir():
             raise FileNotFoundError(f"data.root: the folder {str(root)!r} is not there; put the published files of "
-                                    f"{spec['name']} there, or set data.source to 'generate'")
+                                    f"{spec['name']} there, or set data.source to 'download' or 'generate'")
         benchmark = module.read_published(root, spec)
+        seen = {"published": _seen(module, root)}
+    benchmark = replace(benchmark, card=_shape(benchmark) | benchmark.card)
     store.write(benchmark, path)
-    published = {} if spec["source"] == "generate" else {"published": _seen(module, Path(spec["root"]))}
-    write_json(benchmark.card | published | {"fingerprint": benchmark.fingerprint}, card)
+    write_json(benchmark.card | seen | {"fingerprint": benchmark.fingerprint}, card)
 
 
-def _seen(module, root: Path) -> dict:
+def _shape(benchmark: store.Benchmark) -> dict:
+    """What the arrays themselves tell a card: counts (points of the largest sample), dimension, structure, grid."""
+    train, test = benchmark.train, benchmark.test
+    counts = {"train": len(train.target), "test": len(test.target), "points": max(train.target.shape[1], test.target.shape[1])}
+    return {"counts": counts, "dimension": f"{benchmark.num_coordinates}D", "grid": benchmark.grid and list(benchmark.grid),
+            "structure": "unstructured" if benchmark.grid is None else "structured"}
+
+
+def _seen(module: ModuleType, root: Path) -> dict:
     """What tells whether the published files are still those that were read: digest, size and time of each."""
-    stats = {file: (root / file).stat() for file in module.PUBLISHED_FILES}
-    return {file: {"sha256": sha256(root / file), "size_and_time": [stat.st_size, stat.st_mtime_ns]}
-            for file, stat in stats.items()}
+    files = sorted(path for pattern in module.PUBLISHED_FILES for path in root.glob(pattern))
+    stats = {path: path.stat() for path in files}
+    return {path.relative_to(root).as_posix(): {"sha256": sha256(path), "size_and_time": [stat.st_size, stat.st_mtime_ns]}
+            for path, stat in stats.items()}
+
+
+def listing(root: Path, lock: Path, generated: Path) -> str:
+    """A table of all benchmarks: sources, licence, size, state; see `download.listing`."""
+    return download.listing({name: benchmark_module(name) for name in names()}, root, lock, generated)

@@ -21,6 +21,13 @@ from flarepp.solvers import darcy, sampling
 
 OPTIONS = ("resolution", "solver_resolution")  # keys of the configuration beside counts and seed
 PUBLISHED_FILES = ("FNO/darcy/piececonst_r421_N1024_smooth1.mat", "FNO/darcy/piececonst_r421_N1024_smooth2.mat")
+LICENCE = "none stated by the FNO authors; the repack on the hub says MIT"
+SOURCES = (
+    {"hub": "vedantpuri/PDESurrogates", "archive": "FNO.tar.gz"},
+    {"hub": "OneScience-Group/cfd_benchmark", "folder": "data/darcy"},
+    {"url": "https://pde-xd.s3.amazonaws.com/{name}"},
+    {"url": "https://hkzdata.s3.us-west-2.amazonaws.com/PINO/{name}"},
+)
 FOLDER = Path("FNO/darcy")
 TRAIN_FILE, TEST_FILE = (Path(file).name for file in PUBLISHED_FILES)
 PHASES = (3.0, 12.0)

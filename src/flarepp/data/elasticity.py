@@ -19,9 +19,15 @@ from flarepp.data.store import Affine, Benchmark, Samples
 from flarepp.solvers import elasticity, sampling
 
 OPTIONS = ("mesh",)  # keys of the configuration beside counts and seed
+MULTIPLES = {"mesh": (4, 1)}  # what the numbers of a list are multiples of: corners of the square are nodes
 PUBLISHED_FILES = (
     "Geo-FNO/elasticity/Meshes/Random_UnitCell_XY_10.npy",
     "Geo-FNO/elasticity/Meshes/Random_UnitCell_sigma_10.npy",
+)
+LICENCE = "none stated by the Geo-FNO authors; the repack on the hub says MIT"
+SOURCES = (
+    {"hub": "vedantpuri/PDESurrogates", "archive": "Geo-FNO.tar.gz"},
+    {"hub": "OneScience-Group/cfd_benchmark", "folder": "data/elasticity"},
 )
 FOLDER = Path("Geo-FNO/elasticity")
 FILES = {name: Path(f"Meshes/Random_UnitCell_{name}_10.npy") for name in ("XY", "sigma", "rr", "theta")}
