@@ -149,7 +149,7 @@ def test_a_spec_is_complete(config):
 def test_runs_shared_by_suites_stand_once(config):
     plan = spec.expand(config | {"scale": "paper"})
     shared = [entry["run"] for entry in plan.suites["figure4"] if entry["run"].startswith("results/paper/runs/table1/")]
-    assert len(shared) == 6  # depth 8 in FP32 of three mixers on two benchmarks
+    assert len(shared) == 9  # depth 8 in FP32 of three mixers on three benchmarks
     assert len({run.json for run in plan.runs.values()}) == len(plan.runs)
 
 

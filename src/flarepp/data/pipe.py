@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flarepp.data import published
+from flarepp.data import published, structured
 from flarepp.data.store import Affine, Benchmark, Samples
 from flarepp.solvers import pipe, sampling
 
@@ -38,7 +38,7 @@ def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
     """
     mesh, count = tuple(spec["mesh"]), spec["num_train"] + spec["num_test"]
     pipe.pipe_space(mesh)  # a mesh that cannot be is an error before anything is solved
-    _grid(f"mesh {list(mesh)}", _nodes(mesh), spec["stride"])
+    structured.thinned(f"mesh {list(mesh)}", _nodes(mesh), spec["stride"])
     parameters = {key: spec[key] for key in ("num_train", "num_test", "mesh", "seed")} | pipe.SETTINGS
     rejected: list[dict] = []
     with published.generated_folder(Path(folder) / FOLDER, parameters, rejected) as (partial_folder, cache):
@@ -65,9 +65,9 @@ def read_published(folder: Path, spec: dict) -> Benchmark:
     folder, num_train, num_test = Path(folder) / FOLDER, spec["num_train"], spec["num_test"]
     provenance = published.read_provenance(folder)
     nodes = PUBLISHED_POINTS if provenance is None else _nodes(spec["mesh"])
-    grid = _grid(str(folder), nodes, spec["stride"])
+    grid = structured.thinned(str(folder), nodes, spec["stride"])
     paths = {name: folder / file for name, file in FILES.items()}
-    arrays = _open_arrays(paths, nodes, num_train + num_test)
+    arrays = structured.open_arrays(paths, 3, nodes, num_train + num_test)
     train = _select(paths, arrays, range(num_train), spec["stride"])
     test = _select(paths, arrays, range(num_train, num_train + num_test), spec["stride"])
     card = {
@@ -95,29 +95,6 @@ def read_published(folder: Path, spec: dict) -> Benchmark:
 def _nodes(mesh: tuple[int, int]) -> tuple[int, int]:
     """Points of each axis of a mesh of biquadratic elements."""
     return 2 * mesh[0] + 1, 2 * mesh[1] + 1
-
-
-def _grid(origin: str, nodes: tuple[int, int], stride: list[int]) -> tuple[int, int]:
-    """Points of each axis that a stride leaves, both ends among them."""
-    if min(stride) < 1 or any((count - 1) % step for count, step in zip(nodes, stride, strict=True)):
-        raise ValueError(
-            f"{origin}: {nodes[0]} x {nodes[1]} points cannot be thinned by the stride {list(stride)}; "
-            f"expected divisors of {nodes[0] - 1} and {nodes[1] - 1}"
-        )
-    return tuple((count - 1) // step + 1 for count, step in zip(nodes, stride, strict=True))
-
-
-def _open_arrays(paths: dict[str, Path], nodes: tuple[int, int], count: int) -> dict[str, np.ndarray]:
-    arrays = {name: published.load_npy(path) for name, path in paths.items()}
-    for name, inner in (("X", nodes), ("Y", nodes), ("Q", (3, *nodes))):
-        shape = arrays[name].shape
-        if shape[1:] != inner:
-            raise ValueError(f"{paths[name]}: shape {shape}, expected [samples, {', '.join(map(str, inner))}]")
-        if shape[0] != len(arrays["X"]):
-            raise ValueError(f"{paths[name]}: {shape[0]} samples, but {paths['X'].name} has {len(arrays['X'])}")
-    if len(arrays["X"]) < count:
-        raise ValueError(f"{paths['X']}: {len(arrays['X'])} samples, expected at least {count} for training and test")
-    return arrays
 
 
 def _select(paths: dict[str, Path], arrays: dict[str, np.ndarray], samples: range, stride: list[int]) -> Samples:

@@ -1,0 +1,159 @@
+"""Airfoil in the layout of Geo-FNO (Li et al., arXiv 2207.05209): points of a C-mesh in, Mach number out.
+
+Geo-FNO/airfoil/naca/NACA_Cylinder_{X,Y,Q}.npy, X and Y [N, n1, n2] and Q [N, 5, n1, n2] = density, velocity along x and y,
+pressure, Mach number; axis n1 runs along the C, from the outflow above the wake around the aerofoil to the outflow below, n2
+from the aerofoil and the wake's cut to the far boundary. In the published files n1 x n2 = 221 x 51 and N = 2,490. Training
+samples are the first of the files, test samples those that follow. Every stride-th point of each axis is used.
+
+Most points lie far from the aerofoil, where the flow is nearly uniform; the card therefore names the near field.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from flarepp.data import published, structured
+from flarepp.data.store import Affine, Benchmark, Samples
+from flarepp.solvers import airfoil, airfoil_mesh, sampling
+
+OPTIONS = ("mesh", "stride")  # keys of the configuration beside counts and seed
+MULTIPLES = {"mesh": (1, 8, 1)}  # cells of the wake, of the aerofoil (coarsened three times), away from it
+PUBLISHED_FILES = (
+    "Geo-FNO/airfoil/naca/NACA_Cylinder_X.npy",
+    "Geo-FNO/airfoil/naca/NACA_Cylinder_Y.npy",
+    "Geo-FNO/airfoil/naca/NACA_Cylinder_Q.npy",
+)
+LICENCE = "none stated by the Geo-FNO authors; the repack on the hub says MIT"
+SOURCES = (
+    {"hub": "vedantpuri/PDESurrogates", "archive": "Geo-FNO.tar.gz"},
+    {"hub": "OneScience-Group/cfd_benchmark", "folder": "data/airfoil"},
+)
+FOLDER = Path("Geo-FNO/airfoil/naca")
+FILES = {name: Path(f"NACA_Cylinder_{name}.npy") for name in ("X", "Y", "Q")}
+PUBLISHED_POINTS = (221, 51)
+MACH = 4  # channel of Q
+LARGEST_MACH = 3.0
+FREE_STREAM, FREE_STREAM_TOLERANCE = 0.8, 0.05  # of the Mach number at the far boundary
+NEAR_FIELD = {"lower": [-0.7, -1.2], "upper": [1.7, 1.2]}  # |x - 0.5| < 1.2, |y| < 1.2
+
+
+def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
+    """Solve `num_train` + `num_test` samples on `mesh` = [wake, aerofoil, normal] cells below `folder`.
+
+    ValueError for an impossible mesh, a stride that does not divide it, too many rejected samples, or a folder that holds
+    other files.
+    """
+    mesh, count = tuple(spec["mesh"]), spec["num_train"] + spec["num_test"]
+    airfoil_mesh.check(mesh)
+    structured.thinned(f"mesh {list(mesh)}", _nodes(mesh), spec["stride"])
+    parameters = {key: spec[key] for key in ("num_train", "num_test", "mesh", "seed")} | airfoil.SETTINGS
+    parameters["mesh_settings"] = parameters["mesh"]
+    parameters["mesh"] = spec["mesh"]
+    rejected: list[dict] = []
+    with published.generated_folder(Path(folder) / FOLDER, parameters, rejected) as (partial_folder, cache):
+        drawn = sampling.draw(
+            partial(airfoil.samples, mesh=mesh),
+            count,
+            bench_id=airfoil.BENCH_ID,
+            seed=spec["seed"],
+            num_workers=num_workers,
+            batch_size=airfoil.SETTINGS["batch_size"],
+            cache=cache,
+            label="airfoil",
+        )
+        rejected += drawn.rejected
+        for name, file in FILES.items():
+            np.save(partial_folder / file, drawn.arrays[name], allow_pickle=False)
+
+
+def read_published(folder: Path, spec: dict) -> Benchmark:
+    """Read the first `num_train` samples and the `num_test` that follow.
+
+    features [S, N, 2] = positions; target [S, N, 1] = Mach number; N points in row-major order of the strided grid.
+    FileNotFoundError, or ValueError that names file, sample, value and what was expected.
+    """
+    folder, num_train, num_test = Path(folder) / FOLDER, spec["num_train"], spec["num_test"]
+    provenance = published.read_provenance(folder)
+    nodes = PUBLISHED_POINTS if provenance is None else _nodes(spec["mesh"])
+    grid = structured.thinned(str(folder), nodes, spec["stride"])
+    paths = {name: folder / file for name, file in FILES.items()}
+    arrays = structured.open_arrays(paths, 5, nodes, num_train + num_test)
+    train = _select(paths, arrays, range(num_train), spec["stride"])
+    test = _select(paths, arrays, range(num_train, num_train + num_test), spec["stride"])
+    card = {
+        "label": "Airfoil",
+        "split": f"[:{num_train}] / [{num_train}:{num_train + num_test}]",
+        "channels": {"features": ["x", "y"], "target": ["Mach number"]},
+        "units": "dimensionless; the chord is 1",
+        "normalisation": {
+            "features": "unchanged",
+            "target": "mean 0 and standard deviation 1 on the training set",
+        },
+        "regions": {"near_field": NEAR_FIELD},
+    } | published.source_card(folder, provenance, list(paths.values()))
+    return Benchmark(
+        name="airfoil",
+        train=train,
+        test=test,
+        feature_norm=Affine.identity(2),
+        target_norm=Affine.fit(train.target),
+        grid=grid,
+        points_correspond=True,
+        card=card,
+    )
+
+
+def _nodes(mesh: tuple[int, int, int]) -> tuple[int, int]:
+    """Points along the C and away from the aerofoil."""
+    wake, aerofoil, normal = mesh
+    return 2 * wake + aerofoil + 1, normal + 1
+
+
+def _select(paths: dict[str, Path], arrays: dict[str, np.ndarray], samples: range, stride: list[int]) -> Samples:
+    """The checked samples [S, N, c], float32, thinned to every stride-th point."""
+    thin = tuple(slice(None, None, step) for step in stride)
+    features, target = [], []
+    for sample in samples:
+        x, y, mach = arrays["X"][sample], arrays["Y"][sample], arrays["Q"][sample, MACH]  # [n1, n2]
+        _check_mesh(paths, sample, x, y)
+        _check_mach(paths["Q"], sample, mach)
+        features.append(np.stack([x[thin], y[thin]], axis=-1).astype(np.float32).reshape(-1, 2))
+        target.append(mach[thin].astype(np.float32).reshape(-1, 1))
+    return Samples(np.stack(features), np.stack(target))
+
+
+def _check_mesh(paths: dict[str, Path], sample: int, x: np.ndarray, y: np.ndarray) -> None:
+    """x, y [n1, n2]: the wake's cut is the first line (n2 = 0), so its two ends are one point, and the far boundary is far."""
+    for name, position in (("X", x), ("Y", y)):
+        published.require_finite(paths[name], name, sample, position)
+        first, last = position[0, 0], position[-1, 0]
+        if not abs(first - last) <= 1e-3:
+            raise ValueError(
+                f"{paths[name]}: sample {sample}: the two ends of the cut behind the aerofoil (first and last point of axis 1, "
+                f"first of axis 2) are {first:.6g} and {last:.6g}, expected one point"
+            )
+    inner, outer = (np.hypot(x[:, line] - 0.5, y[:, line]).min() for line in (0, -1))
+    if not outer > 5 > inner:
+        raise ValueError(
+            f"{paths['X']}: sample {sample}: the first line of axis 2 comes as near as {inner:.3g} to the middle of the aerofoil "
+            f"(0.5, 0), the last as {outer:.3g}; expected the aerofoil first and the far boundary last"
+        )
+
+
+def _check_mach(path: Path, sample: int, mach: np.ndarray) -> None:
+    """mach [n1, n2]: not negative, bounded, the free stream's at the far boundary."""
+    published.require_finite(path, "Mach number", sample, mach)
+    lowest, largest = mach.min(), mach.max()
+    if not (lowest >= 0 and largest <= LARGEST_MACH):
+        raise ValueError(
+            f"{path}: sample {sample}: Mach number from {lowest:.3g} to {largest:.3g}, expected 0 to {LARGEST_MACH:g}"
+        )
+    deviation = np.median(np.abs(mach[:, -1] - FREE_STREAM))
+    if not deviation <= FREE_STREAM_TOLERANCE:
+        raise ValueError(
+            f"{path}: sample {sample}: the Mach number at the far boundary (last line of axis 2) is off the free stream's "
+            f"{FREE_STREAM:g} by {deviation:.3g} in the median, expected at most {FREE_STREAM_TOLERANCE:g}"
+        )
