@@ -86,7 +86,14 @@ def _sample(x: np.ndarray, y: np.ndarray, state: np.ndarray, residual: float, vo
 
 
 def solve(
-    x: np.ndarray, y: np.ndarray, wake: int, *, cycles: int, mach: float = SETTINGS["mach"], angle: float = 0.0, dtype=np.float32
+    x: np.ndarray,
+    y: np.ndarray,
+    wake: int,
+    *,
+    cycles: int,
+    mach: float = SETTINGS["mach"],
+    angle: float = 0.0,
+    dtype=np.float32,
 ) -> Solution:
     """Flow around aerofoils on the C-meshes x, y [S, ni, nj] with `wake` cells behind the trailing edge.
 
@@ -167,7 +174,8 @@ def split_flux(flow: Flow, face: np.ndarray, sign: int) -> np.ndarray:
     mass = 2 * (GAMMA - 1) * convected + slower + faster
     push = sound * (faster - slower)
     energy = mass * (flow.u**2 + flow.v**2) / 2 + push * normal + sound**2 * (faster + slower) / (GAMMA - 1)
-    return flow.state[0] * area / (2 * GAMMA) * np.stack([mass, mass * flow.u + push * nx, mass * flow.v + push * ny, energy])
+    waves = np.stack([mass, mass * flow.u + push * nx, mass * flow.v + push * ny, energy])
+    return flow.state[0] * area / (2 * GAMMA) * waves
 
 
 # --- mesh hierarchy
@@ -310,7 +318,7 @@ def join_cut(values: np.ndarray, wake: int, weight: float = 1.0) -> np.ndarray:
 
 
 def convection(level: Level, flow: Flow) -> np.ndarray:
-    """What central, wall and far fluxes take out of each dual cell, [4, ni, nj, S]; copies of the cut each have their half."""
+    """What central, wall and far fluxes take out of each dual cell, [4, ni, nj, S]; each copy of the cut has its half."""
     density, momentum_x, momentum_y, energy = flow.state
     u, v, pressure = flow.u, flow.v, flow.pressure
     enthalpy, cross = energy + pressure, momentum_x * v
@@ -344,7 +352,8 @@ def step_factors(level: Level, flow: Flow, start: float) -> Factors:
     """start: least factor of the first differences, relative to the wave speed."""
     sound = flow.sound
     speeds = tuple(
-        np.abs(flow.u * x + flow.v * y) + sound * area for (x, y), area in zip(level.node_faces, level.node_areas, strict=True)
+        np.abs(flow.u * x + flow.v * y) + sound * area
+        for (x, y), area in zip(level.node_faces, level.node_areas, strict=True)
     )
     fastest = speeds[0] + speeds[1]
     fastest[:, -1] += speeds[1][:, -1]  # where waves leave through the far boundary, twice as much does
@@ -400,7 +409,7 @@ def imbalance(level: Level, flow: Flow, start: float) -> np.ndarray:
 
 
 def advance(level: Level, flow: Flow, forcing: np.ndarray | float, start: float) -> tuple[Flow, np.ndarray]:
-    """One Runge-Kutta step of d state / dt = -(imbalance + forcing), and the change of density [ni, nj, S] of its first stage."""
+    """One step of d state / dt = -(imbalance + forcing), and the change of density [ni, nj, S] of its first stage."""
     factors, before, change = step_factors(level, flow, start), flow.state, None
     for part, renewed in STAGES:
         if renewed == 1:
@@ -417,9 +426,7 @@ def advance(level: Level, flow: Flow, forcing: np.ndarray | float, start: float)
     return flow, change
 
 
-def v_cycle(
-    levels: list[Level], flow: Flow, start: float, forcing: np.ndarray | float = 0.0
-) -> tuple[Flow, np.ndarray]:
+def v_cycle(levels: list[Level], flow: Flow, start: float, forcing: np.ndarray | float = 0.0) -> tuple[Flow, np.ndarray]:
     """One step on each level from fine to coarse; the coarser ones correct the finer ones. Returns what `advance` does."""
     level, *coarser = levels
     flow, change = advance(level, flow, forcing, start)

@@ -33,7 +33,8 @@ def check(mesh: tuple[int, int, int]) -> None:
     wake, aerofoil, normal = mesh
     if wake < 8 or normal < 8 or aerofoil < 16 or aerofoil % 8:
         raise ValueError(
-            f"mesh: expected [wake, aerofoil, normal] cells, at least [8, 16, 8] and aerofoil a multiple of 8, got {list(mesh)}"
+            "mesh: expected [wake, aerofoil, normal] cells, at least [8, 16, 8] and aerofoil a multiple of 8, "
+            f"got {list(mesh)}"
         )
 
 
@@ -58,6 +59,7 @@ def c_mesh(displacement: np.ndarray, mesh: tuple[int, int, int], cosine: bool = 
     x = np.concatenate([chord[::-1], chord[1:]])  # [aerofoil + 1]
     y = thickness(x) * np.where(np.arange(len(x)) < aerofoil // 2, 1, -1)
     y = y + deformation(displacement, x, y)  # [S, aerofoil + 1]
+    y[:, -1] = y[:, 0]  # one trailing edge, to the last bit
     end = SETTINGS["wake_end"]
     along = spacing(chord[-1] - chord[-2], wake, end - 1, growth) * (end - 1)  # from the trailing edge, [wake + 1]
     sink = y[:, :1] * (1 - along[1:] / (end - 1))  # [S, wake]: a straight line to (end, 0)
@@ -104,8 +106,9 @@ def spacing(first: float, num_cells: int, length: float, growth: float) -> np.nd
 
 
 def _growth(total: float, num_cells: int) -> float:
-    """The ratio of a geometric series of `num_cells` terms that begins with 1 and sums to `total`."""
-    return brentq(lambda ratio: (ratio ** np.arange(num_cells)).sum() - total, 1e-3, max(2.0, total))
+    """The ratio of a geometric series of `num_cells` terms that begins with 1 and sums to `total` >= 1."""
+    largest = total ** (1 / (num_cells - 1))  # the last term is no more than the sum
+    return brentq(lambda ratio: (ratio ** np.arange(num_cells)).sum() - total, 0.0, largest)
 
 
 def _even_chord(num_cells: int) -> np.ndarray:
