@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from server import Fault, Server
 
-from flarepp.data import archive, darcy, download, elasticity, transfer
+from flarepp.data import archive, darcy, download, elasticity, names, prepare, store, transfer
 from flarepp.record import read_json, sha256
 
 REPO, MIRROR = "someone/fields", "else/mirror"
@@ -809,3 +809,34 @@ def test_the_list_knows_generated_and_unfinished_data(server, place, monkeypatch
 def test_datasets_say_where_they_come_from(module):
     assert module.LICENCE and all(("hub" in source) != ("url" in source) for source in module.SOURCES)
     assert all("{name}" in source["url"] for source in module.SOURCES if "url" in source)
+
+
+# --- from a spec to the dataset file
+
+
+def test_a_dataset_is_downloaded_read_and_stored(server, place, published, tmp_path, monkeypatch):
+    """The store holds the arrays that were served, the card says from which files."""
+    monkeypatch.setattr(elasticity, "SOURCES", (hub(),))
+    spec = ELASTICITY | {"name": "elasticity", "source": "download", "root": str(place.root)}
+    prepare(spec, tmp_path / "e.h5", tmp_path / "e.json", tmp_path / "unused", place.lock, 1)
+    stress = np.load(io.BytesIO(published[elasticity.PUBLISHED_FILES[1]]))  # [P, N]
+    np.testing.assert_array_equal(store.read(tmp_path / "e.h5").train.target[..., 0], stress[:, :2].T.astype(np.float32))
+    card = read_json(tmp_path / "e.json")
+    assert card["source"] == "published" and card["counts"] == {"train": 2, "test": 1, "points": 972}
+    assert {path: entry["sha256"] for path, entry in card["published"].items()} == {
+        path: hashlib.sha256(published[path]).hexdigest() for path in elasticity.PUBLISHED_FILES}
+    assert not (tmp_path / "unused").exists()
+
+
+def test_the_command_line_lists_fetches_and_refuses(server, place, flarepp):
+    """No source is reached: one line, exit code 2, and the way out."""
+    words = ("--root", place.root, "--lock", place.lock)
+    listed = flarepp("data", "--list", *words)
+    assert listed.returncode == 0 and all(name in listed.stdout for name in names())
+    fetched = flarepp("data", "--fetch", "darci", *words)
+    assert fetched.returncode == 2 and "did you mean 'darcy'" in fetched.stderr and fetched.stdout == ""
+    server.shutdown()
+    server.server_close()
+    fetched = flarepp("data", "--fetch", "pipe", *words)
+    assert fetched.returncode == 2 and "data.source" in fetched.stderr and "Traceback" not in fetched.stderr
+    assert flarepp("data").returncode == 2

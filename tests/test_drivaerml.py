@@ -724,3 +724,26 @@ def test_a_split_file_that_is_none(tmp_path, split):
 def test_a_split_file(tmp_path):
     write_json(SPLIT, tmp_path / "split.json")
     assert presample.read_split(tmp_path / "split.json") == SPLIT
+
+
+def test_the_command_line_presamples(tmp_path, flarepp):
+    """`presample` writes what the reader takes; without a run's data it is one line and nothing is written."""
+    generator = np.random.default_rng(0)
+    for run in (3, 12):
+        folder = tmp_path / "full" / f"run_{run}"
+        folder.mkdir(parents=True)
+        for name, columns in (("points", 3), ("p", 1), ("tau", 3)):
+            values = generator.random((40_100, columns)) - (230.0 if name == "p" else 0)
+            np.save(folder / f"boundary_{run}_{name}.npy", values.astype(np.float32))
+    split = tmp_path / "split.json"
+    write_json({"train": [3], "test": [12, 13]}, split)
+    words = ("presample", "--full", tmp_path / "full", "--root", tmp_path / "data", "--split", split)
+    refused = flarepp(*words)
+    assert refused.returncode == 2 and "boundary_13" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "data").exists()
+    write_json({"train": [3], "test": [12]}, split)
+    assert flarepp(*words).returncode == 0
+    benchmark = data.read_published(tmp_path / "data", {"num_train": 1, "num_test": 1, "num_points": 500})
+    chosen = np.random.RandomState(3).choice(40_100, 40_000, replace=False)[:500]
+    expected = np.load(tmp_path / "full/run_3/boundary_3_p.npy")[chosen]
+    np.testing.assert_array_equal(benchmark.train.target[0], expected)

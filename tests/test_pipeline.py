@@ -1,4 +1,7 @@
-"""The complete DAG at scale smoke, in a copy whose path has a space: outputs, bits, and what re-runs when."""
+"""The complete DAG at scale smoke, in a copy whose path has a space: outputs, bits, and what re-runs when.
+
+All benchmarks and artefacts; of Table 1's models those below, for time (test_ragged trains every one of them).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ ARTEFACTS = [
     *(f"results/smoke/tables/{name}.{kind}" for name in ("table1", "table3", "table4", "table5") for kind in ("tex", "csv", "md")),
     *(f"paper_figures/smoke/{name}.{kind}" for name in ("figure2", "figure4", "figure6", "figure7", "figure8", "figure9") for kind in ("pdf", "png")),
     *(f"results/smoke/ledger.{kind}" for kind in ("md", "csv", "tex")), "results/smoke/records.csv"]
+MODELS = ["full", "gnot", "transolver3", "flare", "flarepp"]
 
 
 def snakemake(folder: Path, *words: str) -> subprocess.CompletedProcess:
@@ -46,7 +50,8 @@ def copy(tmp_path_factory) -> Path:
     for name in ("workflow", "src"):
         shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     config = folder / "config.yaml"
-    config.write_text(config.read_text().replace("scale: quick", "scale: smoke", 1))
+    text = config.read_text().replace("scale: quick", "scale: smoke", 1)
+    config.write_text(re.sub(r"(  table1:[^\n]*\n    models: )\[.*?\]", rf"\g<1>[{', '.join(MODELS)}]", text, count=1, flags=re.DOTALL))
     answer = snakemake(folder, "--scheduler", "greedy")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return folder
@@ -71,7 +76,7 @@ def test_records_hold_every_run_once_a_suite(copy):
     records = read_records(copy / "results/smoke/records.csv")
     assert set(records["status"]) == {"ok"} and set(records["suite"]) == {"table1", "figure4"}
     runs = records[records["metric"] == "last"].groupby("suite")["run"].count()
-    assert runs.to_dict() == {"table1": 73, "figure4": 24}
+    assert runs.to_dict() == {"table1": 5 * len(MODELS) - 2 + 15, "figure4": 24}
     assert not records.duplicated(["suite", "run", "metric"]).any()
     on_disk = {str(path.parent.relative_to(copy)) for path in copy.glob("results/smoke/runs/**/metrics.json")}
     assert set(records["run"]) == on_disk
@@ -157,7 +162,7 @@ def test_paper_scale_is_listed_within_ten_seconds(copy):
     started = time.monotonic()
     jobs = planned(copy, "--config", "scale=paper")
     assert time.monotonic() - started < 10
-    assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 103
+    assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 68
 
 
 @pytest.mark.parametrize("words, expected", [
