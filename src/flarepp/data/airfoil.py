@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from flarepp.data import published, structured
-from flarepp.data.store import Affine, Benchmark, Samples
-from flarepp.solvers import airfoil, airfoil_mesh, sampling
+from flarepp.data.store import Affine, Benchmark
+from flarepp.solvers import airfoil, airfoil_mesh
 
 OPTIONS = ("mesh", "stride")  # keys of the configuration beside counts and seed
 MULTIPLES = {"mesh": (1, 8, 1)}  # cells of the wake, of the aerofoil (coarsened three times), away from it
@@ -51,21 +51,18 @@ def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
     airfoil_mesh.check(mesh)
     structured.thinned(f"mesh {list(mesh)}", _nodes(mesh), spec["stride"])
     parameters = {key: spec[key] for key in ("num_train", "num_test", "mesh", "seed")} | airfoil.SETTINGS
-    rejected: list[dict] = []
-    with published.generated_folder(Path(folder) / FOLDER, parameters, rejected) as (partial_folder, cache):
-        drawn = sampling.draw(
-            partial(airfoil.samples, mesh=mesh),
-            count,
-            bench_id=airfoil.BENCH_ID,
-            seed=spec["seed"],
-            num_workers=num_workers,
-            batch_size=airfoil.SETTINGS["batch_size"],
-            cache=cache,
-            label="airfoil",
-        )
-        rejected += drawn.rejected
-        for name, file in FILES.items():
-            np.save(partial_folder / file, drawn.arrays[name], allow_pickle=False)
+    structured.write(
+        Path(folder) / FOLDER,
+        FILES,
+        parameters,
+        solve=partial(airfoil.samples, mesh=mesh),
+        count=count,
+        bench_id=airfoil.BENCH_ID,
+        seed=spec["seed"],
+        num_workers=num_workers,
+        batch_size=airfoil.SETTINGS["batch_size"],
+        label="airfoil",
+    )
 
 
 def read_published(folder: Path, spec: dict) -> Benchmark:
@@ -80,8 +77,7 @@ def read_published(folder: Path, spec: dict) -> Benchmark:
     grid = structured.thinned(str(folder), nodes, spec["stride"])
     paths = {name: folder / file for name, file in FILES.items()}
     arrays = structured.open_arrays(paths, len(CHANNELS), nodes, num_train + num_test)
-    train = _select(paths, arrays, range(num_train), spec["stride"])
-    test = _select(paths, arrays, range(num_train, num_train + num_test), spec["stride"])
+    train, test = structured.read(arrays, spec, CHANNELS.index("Mach number"), partial(_check, paths))
     card = {
         "label": "Airfoil",
         "split": f"[:{num_train}] / [{num_train}:{num_train + num_test}]",
@@ -111,20 +107,12 @@ def _nodes(mesh: tuple[int, int, int]) -> tuple[int, int]:
     return 2 * wake + aerofoil + 1, normal + 1
 
 
-def _select(paths: dict[str, Path], arrays: dict[str, np.ndarray], samples: range, stride: list[int]) -> Samples:
-    """The checked samples [S, N, c], float32, thinned to every stride-th point."""
-    thin = tuple(slice(None, None, step) for step in stride)
-    features, target = [], []
-    for sample in samples:
-        x, y = arrays["X"][sample], arrays["Y"][sample]  # [n1, n2]
-        fields = np.asarray(arrays["Q"][sample], np.float64)  # [5, n1, n2]
-        mach = fields[-1]
-        _check_mesh(paths, sample, x, y)
-        _check_gas(paths["Q"], sample, fields)
-        _check_mach(paths["Q"], sample, mach)
-        features.append(np.stack([x[thin], y[thin]], axis=-1).astype(np.float32).reshape(-1, 2))
-        target.append(mach[thin].astype(np.float32).reshape(-1, 1))
-    return Samples(np.stack(features), np.stack(target))
+def _check(paths: dict[str, Path], sample: int, x: np.ndarray, y: np.ndarray, fields: np.ndarray) -> None:
+    """ValueError for a sample [n1, n2], fields [5, n1, n2], that is no flow around an aerofoil."""
+    fields = fields.astype(np.float64)
+    _check_mesh(paths, sample, x, y)
+    _check_gas(paths["Q"], sample, fields)
+    _check_mach(paths["Q"], sample, fields[-1])
 
 
 def _check_mesh(paths: dict[str, Path], sample: int, x: np.ndarray, y: np.ndarray) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from flarepp.data import published, structured
-from flarepp.data.store import Affine, Benchmark, Samples
-from flarepp.solvers import pipe, sampling
+from flarepp.data.store import Affine, Benchmark
+from flarepp.solvers import pipe
 
 OPTIONS = ("mesh", "stride")  # keys of the configuration beside counts and seed
 MULTIPLES = {"mesh": (4, 1)}  # what the numbers of a list are multiples of: the centre line is four cubics
@@ -40,20 +40,17 @@ def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
     pipe.pipe_space(mesh)  # a mesh that cannot be is an error before anything is solved
     structured.thinned(f"mesh {list(mesh)}", _nodes(mesh), spec["stride"])
     parameters = {key: spec[key] for key in ("num_train", "num_test", "mesh", "seed")} | pipe.SETTINGS
-    rejected: list[dict] = []
-    with published.generated_folder(Path(folder) / FOLDER, parameters, rejected) as (partial_folder, cache):
-        drawn = sampling.draw(
-            partial(pipe.sample, mesh=mesh),
-            count,
-            bench_id=pipe.BENCH_ID,
-            seed=spec["seed"],
-            num_workers=num_workers,
-            cache=cache,
-            label="pipe",
-        )
-        rejected += drawn.rejected
-        for name, file in FILES.items():
-            np.save(partial_folder / file, drawn.arrays[name], allow_pickle=False)
+    structured.write(
+        Path(folder) / FOLDER,
+        FILES,
+        parameters,
+        solve=partial(pipe.sample, mesh=mesh),
+        count=count,
+        bench_id=pipe.BENCH_ID,
+        seed=spec["seed"],
+        num_workers=num_workers,
+        label="pipe",
+    )
 
 
 def read_published(folder: Path, spec: dict) -> Benchmark:
@@ -68,8 +65,7 @@ def read_published(folder: Path, spec: dict) -> Benchmark:
     grid = structured.thinned(str(folder), nodes, spec["stride"])
     paths = {name: folder / file for name, file in FILES.items()}
     arrays = structured.open_arrays(paths, 3, nodes, num_train + num_test)
-    train = _select(paths, arrays, range(num_train), spec["stride"])
-    test = _select(paths, arrays, range(num_train, num_train + num_test), spec["stride"])
+    train, test = structured.read(arrays, spec, 0, partial(_check, paths))
     card = {
         "label": "Pipe",
         "split": f"[:{num_train}] / [{num_train}:{num_train + num_test}]",
@@ -97,17 +93,10 @@ def _nodes(mesh: tuple[int, int]) -> tuple[int, int]:
     return 2 * mesh[0] + 1, 2 * mesh[1] + 1
 
 
-def _select(paths: dict[str, Path], arrays: dict[str, np.ndarray], samples: range, stride: list[int]) -> Samples:
-    """The checked samples [S, N, c], float32, thinned to every stride-th point."""
-    features, target = [], []
-    for sample in samples:
-        x, y, velocity = arrays["X"][sample], arrays["Y"][sample], arrays["Q"][sample, 0]  # [n1, n2]
-        _check_positions(paths, sample, x, y)
-        _check_velocity(paths["Q"], sample, velocity)
-        thin = tuple(slice(None, None, step) for step in stride)
-        features.append(np.stack([x[thin], y[thin]], axis=-1, dtype=np.float32, casting="same_kind").reshape(-1, 2))
-        target.append(velocity[thin].astype(np.float32).reshape(-1, 1))
-    return Samples(np.stack(features), np.stack(target))
+def _check(paths: dict[str, Path], sample: int, x: np.ndarray, y: np.ndarray, fields: np.ndarray) -> None:
+    """ValueError for a sample [n1, n2], fields [3, n1, n2], that is no flow through a pipe."""
+    _check_positions(paths, sample, x, y)
+    _check_velocity(paths["Q"], sample, fields[0])
 
 
 def _check_positions(paths: dict[str, Path], sample: int, x: np.ndarray, y: np.ndarray) -> None:
