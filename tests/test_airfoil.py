@@ -414,10 +414,11 @@ def test_test_samples_follow_the_training_samples(generated):
 
 
 def test_published_files_have_221_by_51_points_whatever_mesh_is_configured(tmp_path):
-    """Stand-ins without provenance: a uniform stream."""
+    """Stand-ins without provenance: a uniform stream that rests at the wall."""
     x, y = airfoil_mesh.c_mesh(displacements(4), (50, 120, 50))
     speed = 0.8 * np.sqrt(1.4)
-    fields = np.broadcast_to(np.array([1, speed, 0, 1, 0.8])[:, None, None], (4, 5, 221, 51))
+    fields = np.broadcast_to(np.array([1, speed, 0, 1, 0.8])[:, None, None], (4, 5, 221, 51)).copy()
+    fields[:, [1, 4], :, 0] = 0
     (tmp_path / layout.FOLDER).mkdir(parents=True)
     for name, array in (("X", x), ("Y", y), ("Q", fields.astype(np.float32))):
         np.save(tmp_path / FILES[name], array)
@@ -471,7 +472,10 @@ def put(index, value):
         ("Q", changed(lambda Q: Q.astype(int)), "dtype int64, expected floating"),
         ("Y", put((4, 3, 2), np.nan), "sample 4: Y has 1 values that FP32 cannot hold.* nan"),
         ("Q", put((1, 3, 3, 2), np.inf), "sample 1: pressure has 1 values that FP32 cannot hold.* inf"),
-        ("Y", changed(lambda Y: Y[..., ::-1]), r"sample 0: the two ends of the cut .* are 40 and -40, expected one"),
+        ("Q", changed(lambda Q: Q[:, :, ::-1]), "velocity through the aerofoil is .* one of them reversed"),
+        ("Y", changed(lambda Y: np.roll(Y, 2, axis=1)), "sample 0: the two copies of the cut .* expected one point"),
+        ("X", changed(lambda X: 1000 * X), "sample 0: X up to 4e\\+04, expected below 100"),
+        ("Y", changed(lambda Y: Y[..., ::-1]), r"sample 0: the two copies of the cut .* are 40 and -40, expected one"),
         ("X", changed(lambda X: X + 20), r"sample 0: the first line of axis 2 comes as near as 19.* the aerofoil first"),
         ("Q", put((2, 0, 5, 5), 0.0), "sample 2: density goes down to 0, expected above 0"),
         ("Q", put((3, 4, 5, 5), -0.1), r"sample 3: Mach number from -0\.1 to .*, expected 0 to 3"),

@@ -811,6 +811,22 @@ def test_datasets_say_where_they_come_from(module):
     assert all("{name}" in source["url"] for source in module.SOURCES if "url" in source)
 
 
+@pytest.mark.parametrize("text", ["", "{}", '{"url": 1}'])
+def test_a_damaged_note_beside_a_part_starts_over(server, place, published, monkeypatch, text):
+    interrupt(place, server, monkeypatch, plain(server), f"/files/{MAT}")
+    (note,) = place.root.rglob("*.partial.json")
+    note.write_text(text)
+    fetch(place, plain(server))
+    assert_complete(place, published)
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(server, place):
+    (place.root / TRAIN).mkdir(parents=True)
+    with pytest.raises(ValueError, match=f"{MAT}: a folder stands where"):
+        fetch(place, hub())
+    assert not server.requests
+
+
 # --- from a spec to the dataset file
 
 

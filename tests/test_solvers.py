@@ -1,8 +1,14 @@
 """The PDE solvers against exact solutions, conservation laws and the known statistics of the benchmarks."""
 
+import os
+import subprocess
+import sys
+import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from scipy.interpolate import RectBivariateSpline
 from skfem import Basis, ElementQuad2, ElementVector
@@ -49,6 +55,42 @@ def test_worker_processes_draw_the_same_bits():
         assert alone.rejected == pooled.rejected
         for name, array in alone.arrays.items():
             np.testing.assert_array_equal(array, pooled.arrays[name])
+
+
+def slow(generator):
+    time.sleep(0.5)
+    return noise(generator)
+
+
+def test_workers_end_with_a_killed_parent(tmp_path):
+    """SIGKILL of the process that draws: none of its workers stays."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2:]; import test_solvers as t\n"
+        "if __name__ == '__main__': t.sampling.draw(t.slow, 400, bench_id=1, seed=0, num_workers=2)"
+    )
+    marker = str(tmp_path / "marker")
+    words = [sys.executable, "-c", code, marker, str(Path(__file__).parent), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment) as process:
+        wait_for(lambda: len(children(process.pid)) >= 2)
+        workers = children(process.pid)
+        process.kill()
+    wait_for(lambda: not any(running(worker) for worker in workers))
+
+
+def children(parent: int) -> list[int]:
+    return [child.pid for child in psutil.Process(parent).children()]
+
+
+def running(process: int) -> bool:
+    return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+
+
+def wait_for(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
 
 
 def test_a_rejected_sample_is_recorded_and_replaced_by_the_next():

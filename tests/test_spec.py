@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import json
 import random
@@ -101,6 +102,14 @@ def test_each_benchmark_has_its_settings_of_the_paper(config):
     assert [found[dataset, "lno"]["model"]["num_blocks"] for dataset in TABLE5] == [4, 4, 8, 8, 4]
     assert {dataset for dataset, model in found if model == "full"} == {"elasticity", "darcy", "airfoil"}
     assert {run["dataset"]["source"] for run in found.values()} == {"download"}
+
+
+def test_a_download_without_sources_is_refused_at_once(config, monkeypatch):
+    found = spec._constant
+    monkeypatch.setattr(spec, "_constant", lambda path, name: None if (path.stem, name) == ("pipe", "SOURCES") else found(path, name))
+    assert len(runs(config)) == SIZES["quick"]
+    with pytest.raises(ValueError, match="data.source: got 'download'.*pipe.py has no SOURCES.*pipe: generate"):
+        spec.expand(config | {"scale": "paper"})
 
 
 @pytest.mark.parametrize("missing", [None, "FNO/darcy/piececonst_r421_N1024_smooth2.mat"])
@@ -241,6 +250,8 @@ BROKEN = {
     "a grid that is no stride": ("datasets.darcy.data.resolution", 30, ["datasets.darcy.data.resolution", "got 30", "[3, 8, 15]"]),
     "a mesh that misses the corners": ("datasets.elasticity.data.mesh", [10, 2], ["datasets.elasticity.data.mesh", "multiple of 4"]),
     "a mesh of two numbers where three are needed": ("datasets.airfoil.data.mesh", [24, 64], ["datasets.airfoil.data.mesh", "[24, 64]", "3 numbers"]),
+    "a stride of one number": ("datasets.pipe.data.stride", [2], ["datasets.pipe.data.stride", "[2]", "2 numbers"]),
+    "a lock for each benchmark": ("data.lock", {"pipe": "a", "default": "b"}, ["data.lock", "a, b"]),
     "a mesh of none": ("datasets.pipe.data.mesh", [0, 4], ["datasets.pipe.data.mesh.0", "got 0", "at least 1"]),
     "points below one": ("datasets.drivaerml.data.num_points", 0, ["datasets.drivaerml.data.num_points", "at least 1"]),
     "an unknown source": ("data.source", "dowload", ["data.source", "'dowload'", "did you mean 'download'", "auto"]),
@@ -321,3 +332,17 @@ def test_sources_of_a_run_hold_its_mixer_and_no_other(config):
         assert {"src/flarepp/attention.py", "src/flarepp/train.py"} <= set(run.code)
         assert not any("paper" in file or "solvers" in file or "spec.py" in file for file in run.code)
         assert all((PROJECT / file).exists() for file in run.code)
+
+
+@pytest.mark.parametrize("source", ["path", "download"])
+def test_only_files_that_no_lock_binds_are_watched(config, tmp_path, monkeypatch, source):
+    """With source "path" the rule sees the digests of the files that are there; a folder is none of them."""
+    monkeypatch.chdir(tmp_path)
+    first, second = spec._published("darcy")
+    (tmp_path / "data" / first).parent.mkdir(parents=True)
+    (tmp_path / "data" / first).write_bytes(b"fields")
+    (tmp_path / "data" / second).mkdir()
+    plan = spec.expand(config | {"data": config["data"] | {"source": source}})
+    expected = {first: hashlib.sha256(b"fields").hexdigest()}
+    assert plan.published_json("darcy") == ("" if source == "download" else json.dumps(expected))
+    assert spec.expand(config).published_json("darcy") == ""

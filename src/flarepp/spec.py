@@ -102,6 +102,8 @@ def expand(config: dict) -> Plan:
             validate(pick(config, each, dataset, names), f"scale {each}, {dataset}")
     by_dataset = {dataset: pick(config, scale, dataset, names) for dataset in names}
     chosen = next(iter(by_dataset.values()))
+    if len(locks := {picked["data"]["lock"] for picked in by_dataset.values()}) > 1:
+        raise ValueError(f"data.lock: got {', '.join(sorted(locks))}; one file holds the pins of all benchmarks")
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
     plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], chosen["data"]["lock"], datasets, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
@@ -220,6 +222,9 @@ def dataset_spec(picked: dict, name: str) -> dict:
     source, root = picked["data"]["source"], picked["data"]["root"]
     if source == "auto":
         source = "path" if all(published_files(name, root, pattern) for pattern in _published(name)) else "generate"
+    if source == "download" and _constant(PACKAGE / "data" / f"{name}.py", "SOURCES") is None:
+        raise ValueError(f"data.source: got 'download', but src/flarepp/data/{name}.py has no SOURCES; allowed for it: "
+                         f"auto, generate, path, as in data.source: {{{name}: generate, default: download}}")
     origin = {"source": source} | ({} if source == "generate" else {"root": root})
     return {"name": name, **origin, **options}
 

@@ -18,7 +18,7 @@ from types import ModuleType
 
 from flarepp.data import download, store
 from flarepp.errors import unknown
-from flarepp.record import sha256, write_json
+from flarepp.record import digest, sha256, write_json
 
 
 def names() -> tuple[str, ...]:
@@ -41,6 +41,9 @@ def prepare(spec: dict, path: Path, card: Path, generated: Path, lock: Path, num
     """
     if missing := [key for key in ("name", "source") if key not in spec]:
         raise ValueError(f"dataset spec: the key {missing[0]!r} is missing")
+    for key in ("num_train", "num_test"):
+        if not (type(spec.get(key)) is int and spec[key] > 0):
+            raise ValueError(f"dataset spec: {key}: got {spec.get(key)!r}, expected a whole number from 1 on")
     module, seen = benchmark_module(spec["name"]), {}
     if spec["source"] == "generate":
         module.write_published(generated, spec, num_workers=num_workers)
@@ -60,11 +63,14 @@ def prepare(spec: dict, path: Path, card: Path, generated: Path, lock: Path, num
 
 
 def _shape(benchmark: store.Benchmark) -> dict:
-    """What the arrays themselves tell a card: counts (points of the largest sample), dimension, structure, grid."""
-    train, test = benchmark.train, benchmark.test
+    """What arrays and card tell of themselves: counts (points of the largest sample), dimension, structure, grid, a name for the
+    split, the share of solved samples that were rejected."""
+    train, test, card = benchmark.train, benchmark.test, benchmark.card
     counts = {"train": len(train.target), "test": len(test.target), "points": max(train.target.shape[1], test.target.shape[1])}
+    rejected = card.get("rejected")
     return {"counts": counts, "dimension": f"{benchmark.num_coordinates}D", "grid": benchmark.grid and list(benchmark.grid),
-            "structure": "unstructured" if benchmark.grid is None else "structured"}
+            "structure": "unstructured" if benchmark.grid is None else "structured", "split_hash": digest(card["split"]),
+            "rejection_rate": rejected and rejected / (rejected + counts["train"] + counts["test"])}
 
 
 def _seen(module: ModuleType, root: Path) -> dict:

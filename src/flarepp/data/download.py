@@ -44,6 +44,8 @@ def fetch(name: str, module: ModuleType, root: Path, lock: Path) -> None:
     generated; FileNotFoundError, with each source and its reason, when no source gave a file; OSError for a full disk.
     """
     root, lock = Path(root), Path(lock)
+    if folders := [str(root / path) for path in module.PUBLISHED_FILES if (root / path).is_dir()]:
+        raise ValueError(f"{folders[0]}: a folder stands where the published file belongs; move it away")
     _accept_present(module, root, lock)
     reasons = []
     for source in _sources(module):

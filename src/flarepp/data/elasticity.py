@@ -33,6 +33,7 @@ FOLDER = Path("Geo-FNO/elasticity")
 FILES = {name: Path(f"Meshes/Random_UnitCell_{name}_10.npy") for name in ("XY", "sigma", "rr", "theta")}
 PUBLISHED_POINTS = 972
 POINTS_PER_ELEMENT = 9
+MEAN_STRESS = (50.0, 1000.0)  # of a sample; published ones are said to lie between 150 and 260
 
 
 def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
@@ -134,6 +135,14 @@ def _check_sample(paths: dict[str, Path], sample: int, positions: np.ndarray, st
     outside = positions[(positions < -1e-6) | (positions > 1 + 1e-6)]
     if outside.size:
         raise ValueError(f"{paths['XY']}: sample {sample}: coordinate {outside[0]:.6g}, expected 0 to 1")
+    extent = np.ptp(positions, axis=0).min()
+    if not extent > 0.5:
+        raise ValueError(f"{paths['XY']}: sample {sample}: points extend over {extent:.3g}, expected the unit square")
+    if not (stress.std() > 0 and MEAN_STRESS[0] < stress.mean() < MEAN_STRESS[1]):
+        raise ValueError(
+            f"{paths['sigma']}: sample {sample}: stress of mean {stress.mean():.6g} and standard deviation {stress.std():.6g}, "
+            f"expected a mean between {MEAN_STRESS[0]:g} and {MEAN_STRESS[1]:g} and some deviation"
+        )
     negative = stress[stress < 0]
     if negative.size > 0.01 * stress.size:
         raise ValueError(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import filelock
 import h5py
 import numpy as np
 from scipy.io import loadmat, whosmat
@@ -29,8 +30,14 @@ def generated_folder(path: Path, parameters: dict, rejected: list[dict]) -> Iter
     for solved samples, which outlives a killed process as long as parameters and solvers stay the same.
 
     parameters: what the arrays were made with (JSON); rejected: samples left out, may be filled inside the
-    block. ValueError when `path` holds files that were not generated: they are never overwritten.
+    block. Of two processes one waits. ValueError when `path` holds files that were not generated: they are never overwritten.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        yield from _replace_when_whole(path, parameters, rejected)
+
+
+def _replace_when_whole(path: Path, parameters: dict, rejected: list[dict]) -> Iterator[tuple[Path, Path]]:
     if not (path / PROVENANCE).exists() and any(file.is_file() for file in path.rglob("*")):
         raise ValueError(
             f"{path}: holds files without {PROVENANCE}, perhaps published data; generate into another folder"

@@ -16,9 +16,11 @@ from flarepp.solvers import sampling
 
 def thinned(origin: str, nodes: tuple[int, int], stride: list[int]) -> tuple[int, int]:
     """Points of each axis that a stride leaves, both ends among them; ValueError, naming `origin`, where it misses an end."""
-    if min(stride) < 1 or any((count - 1) % step for count, step in zip(nodes, stride, strict=True)):
+    if not (isinstance(stride, list) and len(stride) == len(nodes) and all(type(step) is int and step > 0 for step in stride)):
+        raise ValueError(f"{origin}: stride {stride!r}, expected {len(nodes)} whole numbers from 1 on")
+    if any((count - 1) % step for count, step in zip(nodes, stride, strict=True)):
         raise ValueError(
-            f"{origin}: {nodes[0]} x {nodes[1]} points cannot be thinned by the stride {list(stride)}; "
+            f"{origin}: {nodes[0]} x {nodes[1]} points cannot be thinned by the stride {stride}; "
             f"expected divisors of {nodes[0] - 1} and {nodes[1] - 1}"
         )
     return tuple((count - 1) // step + 1 for count, step in zip(nodes, stride, strict=True))

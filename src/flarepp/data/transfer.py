@@ -152,7 +152,12 @@ def _resumable(remote: Remote, partial: Path) -> dict:
     """What is known of the partial file if its bytes are the beginning of this one, else {}."""
     if not (partial.exists() and beside(partial).exists()):
         return {}
-    known = read_json(beside(partial))
+    try:
+        known = read_json(beside(partial))
+    except ValueError:  # cut by whatever killed its writer
+        return {}
+    if not {"url", "etag", "sha256", "bytes"} <= known.keys():
+        return {}
     same_url = known["url"] == remote.url and _strong(known["etag"])
     same = known["sha256"] == remote.sha256 if remote.sha256 else same_url
     return known if same and _size(partial) <= known["bytes"] else {}

@@ -32,20 +32,19 @@ class View:
     """How a two-dimensional benchmark is shown.
 
     quantity, coefficient: the target and an input field, with units. crop: lower left and upper right corner of
-    the part shown, None for all of it. stacked: panels below each other, for a domain that is long and flat.
+    the part shown, None for all of it.
     """
 
     quantity: str
     coefficient: str = ""
     crop: tuple[tuple[float, float], tuple[float, float]] | None = None
-    stacked: bool = False
 
 
 VIEWS = {
     "elasticity": View("von Mises stress (data units)"),  # the published files state none
     "darcy": View("pressure u (dimensionless)", "permeability a (dimensionless)"),
     "airfoil": View("Mach number", crop=((-0.5, -0.8), (1.7, 0.8))),  # chord from 0 to 1; shocks and the near wake
-    "pipe": View("streamwise velocity (dimensionless)", stacked=True),
+    "pipe": View("streamwise velocity (dimensionless)"),
 }
 
 
@@ -87,10 +86,17 @@ def draw(records: pandas.DataFrame, out: Path, name: str, dataset: str, *, shown
              "relative L2 error\n" + "\n".join(f"{panel.name}: {_percent(panel)}" for panel in panels),
              *([CROPPED] if view.crop else []),
              quoted.weights_words(weights) + _seed_words(records)]  # fmt: skip
-    foot = "; ".join(", ".join(text.splitlines()) for text in words) if view.stacked else ""
-    with style.figure(out, name, _size(found["flarepp"]["points"][case], view), stamp, foot, layout="compressed") as drawing:
-        axes = _arrange(drawing, view.stacked, "\n\n".join(words))
-        _compose(drawing, axes, found["flarepp"], case, panels, view)
+    width, height = shown_extent(found["flarepp"]["points"][case], view)
+    flat = height < width / 2  # then the words do not fit beside panels and stand below them
+    size = (10.0, 6.0 * height / width + 1.2) if flat else (WIDTH, float(numpy.clip(4.1 * height / width + 0.8, 3, 7)))
+    foot = "; ".join(", ".join(text.splitlines()) for text in words) if flat else ""
+    with style.figure(out, name, size, stamp, foot, layout="compressed") as drawing:
+        axes = drawing.subplots(2, 3)
+        axes[1, 0].axis("off")
+        if not flat:
+            place = {"ha": "center", "va": "center", "transform": axes[1, 0].transAxes}
+            axes[1, 0].text(0.5, 0.5, "\n\n".join(words), fontsize=7.5, wrap=True, **place)
+        _compose(drawing, (list(axes[0]), list(axes[1, 1:])), found["flarepp"], case, panels, view)
 
 
 def median_case(errors: numpy.ndarray) -> int:
@@ -154,30 +160,10 @@ def _percent(panel: Panel) -> str:
     return panel.reason or f"{100 * panel.error:.3g} %"
 
 
-def _size(points: numpy.ndarray, view: View) -> tuple[float, float]:
-    """Inches of a figure whose panels of points [N, 2] fill its width: five below each other, or two rows of three."""
-    width, height = shown_extent(points, view)
-    share = height / width
-    inches = numpy.clip(5 * (5.8 * share + 0.28) + 0.4, 4, 10) if view.stacked else numpy.clip(4.1 * share + 0.8, 3, 7)
-    return WIDTH, float(inches)
-
-
 def shown_extent(points: numpy.ndarray, view: View) -> numpy.ndarray:
     """Width and height of the part of the domain that is shown, of points [N, 2]."""
     low, high = view.crop or (points.min(axis=0), points.max(axis=0))
     return numpy.subtract(high, low)
-
-
-def _arrange(drawing, stacked: bool, text: str) -> tuple[list, list]:
-    """Axes of reference and predictions, and of the errors: below each other, or in two rows, `text` in the free place."""
-    if stacked:
-        axes = drawing.subplots(5, 1)
-        return list(axes[:3]), list(axes[3:])
-    axes = drawing.subplots(2, 3)
-    axes[1, 0].axis("off")
-    place = {"ha": "center", "va": "center", "transform": axes[1, 0].transAxes}
-    axes[1, 0].text(0.5, 0.5, text, fontsize=7.5, wrap=True, **place)
-    return list(axes[0]), list(axes[1, 1:])
 
 
 def _compose(drawing, axes: tuple[list, list], found: dict, case: int, panels: list[Panel], view: View) -> None:
@@ -226,9 +212,10 @@ def mesh_of(points: numpy.ndarray, grid: tuple[int, ...] | None):
     return points[:, 0].reshape(grid), points[:, 1].reshape(grid)
 
 
-def fill(axis, mesh, values: numpy.ndarray, colours: str, lowest: float, highest: float):
-    """Colour a mesh by its point values [N], interpolated between them; grey stays where there are none."""
-    style_of = {"cmap": colours, "vmin": lowest, "vmax": highest, "shading": "gouraud", "rasterized": True}
+def fill(axis, mesh, values: numpy.ndarray, colours: str, lowest: float, highest: float, shading: str = "gouraud"):
+    """Colour a mesh by its point values [N], interpolated between them; grey stays where there are none. shading "nearest" does
+    not interpolate, for a field that jumps."""
+    style_of = {"cmap": colours, "vmin": lowest, "vmax": highest, "shading": shading, "rasterized": True}
     if isinstance(mesh, tuple):
         return axis.pcolormesh(*mesh, values.reshape(mesh[0].shape), **style_of)
     return axis.tripcolor(mesh, values, **style_of)

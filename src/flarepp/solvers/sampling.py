@@ -12,6 +12,8 @@ import itertools
 import multiprocessing
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -122,7 +125,7 @@ def _solve_or_load(attempt, cache: Path | None, stream: int, start: int) -> list
     solved = attempt(start)
     accepted = [sample for sample, _ in solved if sample is not None]
     stacked = {name: np.stack([sample[name] for sample in accepted]) for name in (accepted[0] if accepted else ())}
-    unfinished = path.with_name(f".{path.name}")
+    unfinished = path.with_name(f".{os.getpid()}-{path.name}")
     np.savez(unfinished, reasons=np.array([reason for _, reason in solved]), **stacked)
     os.replace(unfinished, path)
     return solved
@@ -138,18 +141,31 @@ def _check_rejections(rejected: list[dict], count: int, label: str) -> None:
         )
 
 
+def _end_with(parent: int) -> None:
+    """Let this worker end when the process `parent` does, also when that is killed and can tell nobody."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @contextmanager
 def _mapper(num_workers: int) -> Iterator[Callable]:
-    """Yield an ordered `map`: the built-in one, or that of a pool of spawned processes of one thread each."""
+    """Yield an ordered `map`: the built-in one, or that of a pool of spawned processes, with one thread in each process."""
     if num_workers == 1:
-        yield map
+        with threadpool_limits(1):
+            yield map
         return
     # Numerical libraries read these variables once, when a child imports them: set them before it starts.
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:
         # When a worker is killed, this executor raises; multiprocessing.Pool would wait for ever.
-        with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(num_workers, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
             try:
                 yield pool.map
             finally:

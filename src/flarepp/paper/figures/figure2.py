@@ -11,6 +11,7 @@ from flarepp.paper.fields import VIEWS, View, fill, frame, inside, mesh_of, show
 from flarepp.record import read_case
 
 CASE = 0
+PHASES = 4  # values up to which a field is taken to be piecewise constant
 LINES = 40  # lines of a mesh, in either direction, up to which they can be told apart
 HEIGHT, WIDEST = 1.6, 2.8  # of a panel: inches, and the largest width in heights
 BAR = {"location": "bottom", "pad": 0.03}
@@ -75,14 +76,16 @@ def _draw_input(drawing, axis, case: dict, view: View) -> None:
 
 
 def _draw_field(drawing, axis, case: dict, view: View, values: numpy.ndarray, label: str) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     points = case["features"][:, :2]
     lowest, highest = span([values], inside(points, view.crop))
-    image = fill(axis, mesh_of(points, case["grid"]), values, "viridis", lowest, highest)
+    phases = numpy.unique(values)
+    jumps = len(phases) <= PHASES and case["grid"] is not None
+    image = fill(axis, mesh_of(points, case["grid"]), values, "viridis", lowest, highest, "nearest" if jumps else "gouraud")
     frame(axis, view.crop)
     bar = drawing.colorbar(image, ax=axis, label=label.replace(" (", "\n("), aspect=14 * _ratio(case, view), **BAR)
-    bar.locator = MaxNLocator(4, steps=[1, 2, 5, 10])
+    bar.locator = FixedLocator(phases) if jumps else MaxNLocator(4, steps=[1, 2, 5, 10])
 
 
 def _draw_mesh(axis, mesh: tuple, seen: numpy.ndarray) -> list[int]:

@@ -102,10 +102,10 @@ def _table(
     sources = errors[errors["data_source"] != ""].drop_duplicates("dataset").set_index("dataset")["data_source"]
     ours = [quoted.heading(label, sources.get(dataset, "")) for dataset, label in datasets.items()]
     parts = [f"{datasets[dataset]} ({region.replace('_', ' ')})" for dataset, region in regions]
-    groups = {"this project" + (f", scale {scale}" if scale != "paper" else ""): ours + parts}
+    groups = {"this project" + (f", scale {scale}" if scale != "paper" else ""): ["parameters", *ours, *parts]}
     groups |= {COMPARED[compared]: ours} if compared != shown else {}
     groups |= {"paper, published data": list(datasets)}
-    columns = [("", "model", "l"), ("", "parameters", "r")]
+    columns = [("", "model", "l")]
     columns += [(group, heading, "r") for group, headings in groups.items() for heading in headings]
     caption = (
         f"Relative L2 error in % on the test set. Scale: {scale}. Data: {data_words(errors)}. Shown:"
@@ -148,15 +148,15 @@ def _row(
 ) -> list[Cell]:
     """The cells of one model."""
     first, by_dataset = group.iloc[0], {row["dataset"]: row for _, row in group.iterrows()}
-    texts = ["reference, not ranked" if first["role"] == "reference" else "", form]
-    marks = tuple(notes.mark(text) for text in texts if text)
+    marks = (notes.mark("reference, not ranked"),) if first["role"] == "reference" else ()
+    own = (notes.mark(form),) if form else ()  # of our runs, so beside our numbers
     ours = [_our_cell(by_dataset.get(dataset), seeds, notes) for dataset in datasets]
     parts = [_region_cell(by_dataset.get(dataset), region) for dataset, region in regions]
     beside = [_compared_cell(by_dataset.get(dataset)) for dataset in datasets if with_compared]
     theirs = [_paper_cell(first["model"], dataset, notes) for dataset in datasets]
     return [
         Cell(first["label"], marks=marks),
-        Cell(_parameters(group["parameters"].dropna())),
+        Cell(_parameters(group["parameters"].dropna()), marks=own),
         *ours,
         *parts,
         *beside,
