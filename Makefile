@@ -6,9 +6,9 @@ SHELL := /bin/bash
 .PHONY: all setup test help
 
 STAMP := .venv/.installed
-# The first Python that runs and is 3.11 (from 3.11.4 on) or 3.12.
+# The first Python that runs and is 3.11 or 3.12.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do \
-	$$name -c 'import sys; sys.exit(not (3, 11, 4) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$name && break; done)
+	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$name && break; done)
 IN_VENV := . .venv/bin/activate &&
 
 help:

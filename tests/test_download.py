@@ -672,7 +672,7 @@ def test_free_space_is_checked_before_for_the_archive_and_what_it_unpacks_to(ser
 def test_a_disk_that_fills_while_unpacking_keeps_the_archive(server, place, published, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(archive.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
-        patched.setattr(tarfile.TarFile, "extract", full_disk)
+        patched.setattr(archive.shutil, "copyfileobj", full_disk)
         assert_refused(place, hub(), error=OSError, words=["No space left"])
     assert not list(place.root.rglob("*.unpacked")) and not place.lock.exists()
     fetch(place, hub())
