@@ -92,6 +92,11 @@ def member(name: str, **attributes) -> tarfile.TarInfo:
     return info
 
 
+def reversed_data(data: bytes) -> bytes:
+    """Another file of the same kind and size."""
+    return data[:128] + data[128:][::-1]
+
+
 def hub(**source) -> dict:
     return {"hub": REPO, "archive": "FNO.tar.gz"} | source
 
@@ -494,7 +499,7 @@ def interrupt(place, server, monkeypatch, source, path) -> None:
 @pytest.mark.parametrize("extra", [b"", b"more"])
 def test_a_mirror_file_replaced_meanwhile_is_fetched_anew(server, place, published, monkeypatch, if_range, extra):
     interrupt(place, server, monkeypatch, plain(server), f"/files/{MAT}")
-    changed = published | {TRAIN: published[TRAIN][::-1] + extra}
+    changed = published | {TRAIN: reversed_data(published[TRAIN]) + extra}
     server.files[MAT] = changed[TRAIN]
     server.faults[f"/files/{MAT}"] = [Fault(if_range=if_range)]
     fetch(place, plain(server))
@@ -506,7 +511,7 @@ def test_a_mirror_file_replaced_meanwhile_is_fetched_anew(server, place, publish
 
 def test_a_hub_that_moved_meanwhile_is_fetched_anew(server, place, published, monkeypatch):
     interrupt(place, server, monkeypatch, hub(), archive_path(server))
-    changed = published | {TRAIN: published[TRAIN][::-1]}
+    changed = published | {TRAIN: reversed_data(published[TRAIN])}
     revision = server.commit(REPO, {"FNO.tar.gz": packed(changed)})
     fetch(place, hub())
     assert_complete(place, changed)
@@ -534,7 +539,7 @@ def test_a_locked_revision_with_another_content_is_refused(server, place):
 def test_a_mirror_file_replaced_after_locking_is_refused(server, place, published):
     fetch(place, plain(server))
     (place.root / TRAIN).unlink()
-    server.files[MAT] = published[TRAIN][::-1]
+    server.files[MAT] = reversed_data(published[TRAIN])
     assert_refused(place, plain(server), words=[MAT, "expected sha256", read_json(place.lock)[TRAIN]["sha256"], "got"])
     server.files[MAT] = published[TRAIN] + b"0"
     assert_refused(place, plain(server), words=[f"expected {len(published[TRAIN])} bytes", len(published[TRAIN]) + 1])
@@ -551,14 +556,14 @@ def test_a_mirror_has_to_match_the_members_of_the_locked_archive(server, place, 
     assert_complete(place, published)
     assert place.lock.read_bytes() == locked
     (place.root / TRAIN).unlink()
-    server.files[MAT] = published[TRAIN][::-1]
+    server.files[MAT] = reversed_data(published[TRAIN])
     assert_refused(place, plain(server), words=["expected sha256"])
 
 
 def test_an_archive_has_to_match_the_locked_loose_files(server, place, published):
     fetch(place, plain(server))
     (place.root / TRAIN).unlink()
-    server.commit(REPO, {"FNO.tar.gz": packed(published | {TRAIN: published[TRAIN][::-1]})})
+    server.commit(REPO, {"FNO.tar.gz": packed(published | {TRAIN: reversed_data(published[TRAIN])})})
     assert_refused(place, hub(), words=[TRAIN, "expected", read_json(place.lock)[TRAIN]["sha256"]])
     assert_nothing_partial(place)
 
@@ -809,6 +814,46 @@ def test_the_list_knows_generated_and_unfinished_data(server, place, monkeypatch
 def test_datasets_say_where_they_come_from(module):
     assert module.LICENCE and all(("hub" in source) != ("url" in source) for source in module.SOURCES)
     assert all("{name}" in source["url"] for source in module.SOURCES if "url" in source)
+
+
+@pytest.mark.parametrize("body", [b"", b"Quota exceeded", b'{"error": "quota exceeded"}', b"\xef\xbb\xbf<html>sign in</html>"])
+def test_an_answer_that_is_no_data_is_neither_kept_nor_locked(server, place, published, body):
+    server.files[MAT] = body
+    assert_refused(place, plain(server), words=[MAT])
+    assert not place.lock.exists() or MAT not in place.lock.read_text()
+    server.files[MAT] = published[TRAIN]
+    fetch(place, plain(server))
+    assert_complete(place, published)
+
+
+def test_a_part_that_somebody_put_there_is_not_locked(server, place, published):
+    path = elasticity.PUBLISHED_FILES[1]
+    (place.root / path).parent.mkdir(parents=True)
+    (place.root / path).write_bytes(published[path][:1000])
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        fetch(place, hub(), files=elasticity.PUBLISHED_FILES)
+    assert not place.lock.exists()
+
+
+def test_what_systems_pack_along_is_left_out(server, place, published):
+    extra = {"FNO/darcy/provenance.json": b"{}", ".download/x": b"x", "FNO/._darcy": b"x"}
+    server.commit(REPO, {"FNO.tar.gz": packed(published | extra)})
+    fetch(place, hub())
+    fetch(place, hub())
+    assert_complete(place, published)
+    assert not any((place.root / path).exists() for path in extra)
+
+
+@pytest.mark.parametrize("source", ["path", "download"])
+def test_another_file_than_the_locked_one_is_not_read(server, place, published, tmp_path, monkeypatch, source):
+    monkeypatch.setattr(elasticity, "SOURCES", (hub(),))
+    fetch(place, hub(), files=elasticity.PUBLISHED_FILES)
+    path = place.root / elasticity.PUBLISHED_FILES[1]
+    np.save(path, np.load(path) + 1)
+    spec = ELASTICITY | {"name": "elasticity", "source": source, "root": str(place.root)}
+    with pytest.raises(ValueError, match="as locked in"):
+        prepare(spec, tmp_path / "e.h5", tmp_path / "e.json", tmp_path / "unused", place.lock, 1)
+    assert not (tmp_path / "e.h5").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"url": 1}'])

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from flarepp import __main__, spec
+from flarepp.paper import cells as averaging
 from flarepp.paper import deviations, fields, ledger, quoted, rules, settings, style, typeset
 from flarepp.paper.figures import figure2, figure4, figure6, figure7, figure8, figure9
 from flarepp.paper.tables import table1, table3, table4, table5
@@ -772,6 +773,22 @@ def near_field(seeds=1, **source) -> pandas.DataFrame:
     return pandas.concat([records, best[best["role"] != "trivial"], near, averaged])
 
 
+def test_the_near_field_is_the_one_of_the_card():
+    from flarepp.data import airfoil
+
+    assert airfoil.NEAR_FIELD == {"lower": [0.5 - 1.2, -1.2], "upper": [0.5 + 1.2, 1.2]}
+    assert table1.REGION_WORDS == {"near_field": "|x − 0.5| < 1.2 and |y| < 1.2 in chords"}
+
+
+def test_one_seed_on_other_data_is_not_hidden():
+    """Where a dataset's runs have several sources, all are named, and one of a stand-in marks the column."""
+    records = near_field(seeds=2)
+    records.loc[(records["dataset"] == "pipe") & (records["seed"] == 1), "data_source"] = "stand-in"
+    found = averaging.cells(records, "table1", "last")
+    (source,) = found.loc[(found["dataset"] == "pipe") & (found["role"] != "trivial"), "data_source"].unique()
+    assert source == "generated and stand-in" and quoted.heading("Pipe", source) == "Pipe (stand-in)"
+
+
 @pytest.mark.parametrize("shown, factor", [("last", 3), ("ema", 4), ("best_test", 3)])
 def test_table1_shows_the_error_near_the_aerofoil_unranked(tmp_path, shown, factor):
     table1.build(near_field(), tmp_path, shown=shown, compared="last", scale="quick")
@@ -782,7 +799,7 @@ def test_table1_shows_the_error_near_the_aerofoil_unranked(tmp_path, shown, fact
     cells = {name: row.split("|")[column].strip() for name, row in rows.items() if "|" in row}
     assert cells["FLARE++"] == typeset.three_digits(0.52 * factor) and cells["Constant"] == "150"
     assert cells["LNO"] == "--"  # no such metric
-    assert "Airfoil (near field): the error over that part of the domain alone" in text
+    assert "< 1.2 in chords: the error over that part of the domain alone" in text
     assert ("alone, of the weights of the last step; not ranked" in text) == (shown == "best_test")
     tidy = pandas.read_csv(tmp_path / "table1.csv").set_index(["dataset", "model"]).sort_index()["near_field_error_percent"]
     assert tidy["airfoil", "flarepp"] == pytest.approx(0.52 * factor) and tidy.drop("airfoil").isna().all()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -49,8 +50,6 @@ def test_all_models_are_looked_at(specs):
 
 
 def test_the_file_holds_points_and_offsets_without_padding(ragged, tmp_path):
-    import h5py
-
     store.write(ragged, tmp_path / "ragged.h5")
     with h5py.File(tmp_path / "ragged.h5") as file:
         assert file["train/features"].shape == (sum(SIZES[0]), 2) and file["test/target"].shape == (sum(SIZES[1]), 1)
@@ -83,6 +82,42 @@ def alone(samples, index):
     """One sample as a set of its own, without padding."""
     size = samples.sizes[index]
     return store.Samples(samples.features[index:index + 1, :size], samples.target[index:index + 1, :size])
+
+
+@pytest.mark.parametrize("damage", [
+    lambda file: file["test/offsets"].write_direct(file["test/offsets"][:] + 7),
+    lambda file: file["test/offsets"].write_direct(file["test/offsets"][:][::-1].copy()),
+    lambda file: replace_array(file, "test/offsets", np.array([0.0, 44, 53, 80])),
+    lambda file: replace_array(file, "train/offsets", np.zeros((2, 2), int)),
+    lambda file: replace_array(file, "test/offsets", None),
+    lambda file: replace_array(file, "train/target", None),
+    lambda file: replace_array(file, "norm/target", None),
+    lambda file: replace_array(file, "test", None),
+    lambda file: file.attrs.modify("card", "{"),
+    lambda file: file.attrs.__delitem__("name"),
+])
+def test_a_damaged_file_is_one_clear_error(ragged, tmp_path, damage):
+    store.write(ragged, path := tmp_path / "ragged.h5")
+    with h5py.File(path, "r+") as file:
+        damage(file)
+    with pytest.raises(ValueError, match="ragged.h5: .*delete it and run again"):
+        store.read(path)
+
+
+def replace_array(file, name: str, values) -> None:
+    del file[name]
+    if values is not None:
+        file[name] = values
+
+
+def test_a_region_without_points_is_refused_before_training(specs, ragged, tmp_path):
+    nowhere = replace(ragged, card=ragged.card | {"regions": {"far": {"lower": [5, 5], "upper": [6, 6]}}})
+    store.write(nowhere, tmp_path / "far.h5")
+    for run in (lambda: training.train(specs["flare"], tmp_path / "far.h5", tmp_path / "run"),
+                lambda: predictors.run({"model": {"name": "constant"}}, tmp_path / "far.h5", tmp_path / "run")):
+        with pytest.raises(ValueError, match="test sample 0 has no point in the region 'far'"):
+            run()
+    assert not (tmp_path / "run" / "metrics.json").exists()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -157,6 +192,9 @@ def test_trivial_predictors_see_points_alone(name, ragged):
     everything = ragged.train.target[ragged.train.mask].astype(float)
     if name == "constant":
         assert prediction[ragged.test.mask] == pytest.approx(everything.mean())
+    for index, size in enumerate(SIZES[1]):  # the origin, where padding lies, is nobody's nearest point
+        single = predictors.predict(replace(ragged, test=alone(ragged.test, index)), name)
+        assert single[0] == pytest.approx(prediction[index, :size], rel=1e-6)
     longer = replace(ragged, test=padded_further(ragged.test))
     assert predictors.predict(longer, name)[:, :prediction.shape[1]] == pytest.approx(prediction, rel=1e-6)
 

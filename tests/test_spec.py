@@ -250,6 +250,7 @@ BROKEN = {
     "a grid that is no stride": ("datasets.darcy.data.resolution", 30, ["datasets.darcy.data.resolution", "got 30", "[3, 8, 15]"]),
     "a mesh that misses the corners": ("datasets.elasticity.data.mesh", [10, 2], ["datasets.elasticity.data.mesh", "multiple of 4"]),
     "a mesh of two numbers where three are needed": ("datasets.airfoil.data.mesh", [24, 64], ["datasets.airfoil.data.mesh", "[24, 64]", "3 numbers"]),
+    "a grid between strides": ("datasets.darcy.data.resolution", 10, ["datasets.darcy.data.resolution", "got 10", "[3, 8, 15]"]),
     "a stride of one number": ("datasets.pipe.data.stride", [2], ["datasets.pipe.data.stride", "[2]", "2 numbers"]),
     "a lock for each benchmark": ("data.lock", {"pipe": "a", "default": "b"}, ["data.lock", "a, b"]),
     "a mesh of none": ("datasets.pipe.data.mesh", [0, 4], ["datasets.pipe.data.mesh.0", "got 0", "at least 1"]),

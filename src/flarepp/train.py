@@ -442,6 +442,7 @@ def train(spec: dict, data: Path, run_dir: Path) -> dict:
     run_dir.mkdir(parents=True, exist_ok=True)
     with exclusive(run_dir):
         benchmark, code = store.read(data), code_digest()
+        regions = benchmark.regions()
         key = record.digest([spec, benchmark.fingerprint, torch.__version__, code])
         try:
             run = build_run(spec, benchmark)
@@ -457,7 +458,7 @@ def train(spec: dict, data: Path, run_dir: Path) -> dict:
                 run.evaluated.clear()
             weights = {name: model.state_dict() for name, model in run.models.items()}
             save_outputs(benchmark, run_dir, run.progress.history, weights, run.evaluated)
-            metrics = metrics_of(run, benchmark.regions(), status == "ok")
+            metrics = metrics_of(run, regions, status == "ok")
             dtypes = parameter_dtypes(run.model)
         result = {"status": status, "message": message, "metrics": metrics, "spec": spec,
                   "provenance": provenance(spec, benchmark, code, dtypes)}

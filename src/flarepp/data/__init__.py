@@ -57,6 +57,7 @@ def prepare(spec: dict, path: Path, card: Path, generated: Path, lock: Path, num
                                     f"{spec['name']} there, or set data.source to 'download' or 'generate'")
         benchmark = module.read_published(root, spec)
         seen = {"published": _seen(module, root)}
+        download.require_locked(root, lock, {path: entry["sha256"] for path, entry in seen["published"].items()})
     benchmark = replace(benchmark, card=_shape(benchmark) | benchmark.card)
     store.write(benchmark, path)
     write_json(benchmark.card | seen | {"fingerprint": benchmark.fingerprint}, card)

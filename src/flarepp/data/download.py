@@ -29,7 +29,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from flarepp.data.archive import described, unpack
-from flarepp.data.published import PROVENANCE
+from flarepp.data.published import PROVENANCE, require_data
 from flarepp.data.transfer import CONNECT_SECONDS, Refused, Remote, check_status, discard, patiently, say, transfer
 from flarepp.record import read_json, write_json
 
@@ -68,6 +68,15 @@ def fetch(name: str, module: ModuleType, root: Path, lock: Path) -> None:
         )
 
 
+def require_locked(root: Path, lock: Path, digests: dict[str, str]) -> None:
+    """ValueError for a file below `root` whose sha256 is not the one that `lock` has for its path."""
+    known = _known(read_lock(Path(lock)))
+    for path, digest in digests.items():
+        if path in known and digest != known[path]["sha256"]:
+            raise ValueError(f"{Path(root) / path}: expected sha256 {known[path]['sha256']}, as locked in {lock}; got {digest}. If you "
+                             "trust the file, delete its entry in the lock")
+
+
 def listing(modules: Mapping[str, ModuleType], root: Path, lock: Path, generated: Path) -> str:
     """A table of datasets (name -> module): sources, licence, size and state. Reads the files that are there, no network.
 
@@ -94,11 +103,16 @@ def read_lock(lock: Path) -> dict:
     """Entries of the lock file by path below the data root; {} when there is none. ValueError when it is damaged."""
     entries = read_json(lock) if lock.exists() else {}
     for path, entry in entries.items():
-        if not isinstance(entry, dict):
-            raise ValueError(f"{lock}: {path}: expected an object, got {entry!r}")
-        for member in (entry, *entry.get("members", {}).values()):
-            if not re.fullmatch("[0-9a-f]{64}", str(member.get("sha256"))) or not isinstance(member.get("bytes"), int):
-                raise ValueError(f"{lock}: {path}: expected bytes and a sha256 of 64 hex digits, got {member}")
+        where = f"{lock}: {path}"
+        members = entry.get("members", {}) if isinstance(entry, dict) else None
+        if not isinstance(members, dict) or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise ValueError(f"{where}: expected an object under a path below the data root, got {entry!r}")
+        if "repo" in entry and not re.fullmatch("[0-9a-f]{40}", str(entry.get("revision"))):
+            raise ValueError(f"{where}: expected a revision of 40 hex digits, got {entry.get('revision')!r}")
+        for member in (entry, *members.values()):
+            sound = isinstance(member, dict) and type(member.get("bytes")) is int and member["bytes"] >= 0
+            if not (sound and re.fullmatch("[0-9a-f]{64}", str(member.get("sha256")))):
+                raise ValueError(f"{where}: expected bytes and a sha256 of 64 hex digits, got {member}")
     return entries
 
 
@@ -158,6 +172,8 @@ def _accept_present(module: ModuleType, root: Path, lock: Path) -> None:
         if _is_generated(file, root):
             raise ValueError(f"{file.parent}: holds generated data, not the published; set data.source to 'generate', or "
                              "data.root to another folder")
+        if path not in known:
+            require_data(file, file.suffix)
         new[path] = {"source": "path", "name": file.name} | described(file)
     try:
         _enter(lock, new)
@@ -178,6 +194,11 @@ def _get_file(source: dict, path: str, root: Path, lock: Path) -> None:
             return
         remote, origin = _remote(source, path, lock)
         found = transfer(remote, partial)
+        try:
+            require_data(partial, PurePosixPath(path).suffix)
+        except ValueError as error:
+            discard(partial)
+            raise Refused(f"{remote.url} answers with something else than the file: {error}") from None
         _enter(lock, {path: origin | found})
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         os.rename(partial, root / path)
@@ -197,7 +218,8 @@ def _get_archive(source: dict, module: ModuleType, root: Path, lock: Path) -> No
         found = transfer(remote, partial, reserve=unpacked)
         folder = partial.with_suffix(".unpacked")
         try:
-            members = {(below / member).as_posix(): entry for member, entry in unpack(partial, folder, path).items()}
+            members = {(below / member).as_posix(): entry for member, entry in unpack(partial, folder, path).items()
+                       if not _is_foreign(member)}
             _require_published(module, path, members)
             _enter(lock, {path: origin | found | {"members": members}})
             for member in members:
@@ -210,6 +232,12 @@ def _get_archive(source: dict, module: ModuleType, root: Path, lock: Path) -> No
             raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_foreign(member: str) -> bool:
+    """Hidden files, which some systems pack along, and what would make published data look generated."""
+    parts = PurePosixPath(member).parts
+    return any(part.startswith(".") for part in parts) or parts[-1] == PROVENANCE
 
 
 def _require_published(module: ModuleType, archive: str, members: Mapping[str, dict]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flarepp.data import published
+from flarepp.data import presample, published
 from flarepp.data.store import Affine, Benchmark, Samples
 from flarepp.record import digest
 from flarepp.solvers import drivaerml, sampling
@@ -146,7 +146,9 @@ def _card(folder: Path, provenance: dict | None, runs: dict, chosen: dict, num_p
             "target": documented if provenance is None else fitted,
         },
     } | source | {"files": files}
-    return card if provenance is None else card | {"source": "stand-in", "stand_in": STAND_IN}
+    if provenance is not None:
+        return card | {"source": "stand-in", "stand_in": STAND_IN}
+    return card | {"source": "presampled"} if (folder / presample.MARK).exists() else card
 
 
 def _read_split(paths: list[Path], num_points: int, source: str) -> Samples:

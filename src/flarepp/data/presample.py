@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 from flarepp.data import published
 from flarepp.data.vtp import Surface
-from flarepp.record import atomic_path, read_json
+from flarepp.record import atomic_path, read_json, write_json
 
+MARK = "presampled.json"  # beside the folders: these points were not published, but drawn here
 SPLITS = ("train", "test")
 PRESSURE, SHEAR = "pMeanTrim", "wallShearStressMeanTrim"
 EXTRACTED = ("points", "p", "tau")  # run_i/boundary_i_{}.npy: cell centres [N, 3], pressure [N] and shear stress [N, 3]
@@ -37,6 +38,7 @@ def presample(full: Path, out: Path, split: dict[str, list[int]], size: int = 40
             arrays = sample_run(Path(full) / f"run_{run}", run, size)
             with atomic_path(path) as partial:
                 np.savez(partial, **arrays)
+    write_json({"split": split, "points": size}, Path(out) / MARK)
 
 
 def read_split(path: Path) -> dict[str, list[int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from flarepp import __version__
 from flarepp.record import digest, read_json, sha256, write_json
 
 PROVENANCE = "provenance.json"
+MATLAB = "a MATLAB file (v5 or v7.3)"
 
 
 @contextmanager
@@ -133,6 +135,19 @@ def source_card(path: Path, provenance: dict | None, files: list[Path]) -> dict:
     }
 
 
+def require_data(path: Path, suffix: str) -> None:
+    """ValueError unless a file begins as those that end in `suffix` do and, where its beginning tells, is whole."""
+    head = _head(path)
+    if suffix == ".npy":
+        load_npy(path)
+    elif suffix == ".mat":
+        _require_signature(path, head, MATLAB, _is_matlab(path, head))
+    elif suffix == ".npz":
+        _require_signature(path, head, "a whole archive of NumPy arrays", zipfile.is_zipfile(path))
+    elif not head:
+        raise ValueError(f"{path}: empty")
+
+
 def load_npy(path: Path) -> np.ndarray:
     """One floating-point array of a .npy file, never unpickled."""
     _require_signature(path, head := _head(path), "a NumPy array", head.startswith(b"\x93NUMPY"))
@@ -146,9 +161,8 @@ def load_npy(path: Path) -> np.ndarray:
 def load_mat(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
     """The named floating-point variables of a MATLAB file, v5 or v7.3, with the axes that MATLAB shows."""
     head = _head(path)
-    load = _load_hdf5 if h5py.is_hdf5(path) else _load_mat5  # v7.3 is HDF5 behind a MATLAB header
-    matches = load is _load_hdf5 or head[126:128] in (b"IM", b"MI")
-    _require_signature(path, head, "a MATLAB file (v5 or v7.3)", matches)
+    _require_signature(path, head, MATLAB, _is_matlab(path, head))
+    load = _load_hdf5 if h5py.is_hdf5(path) else _load_mat5
     try:
         present, arrays = load(path, names)
     except Exception as error:  # SciPy has no common error: a damaged file raises nearly anything
@@ -158,6 +172,11 @@ def load_mat(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
         listed = ", ".join(sorted(present)) or "none"
         raise ValueError(f"{path}: no variable {', '.join(missing)}; it has {listed}")
     return [_require_float(path, name, arrays[name]) for name in names]
+
+
+def _is_matlab(path: Path, head: bytes) -> bool:
+    """v7.3 is HDF5 behind a MATLAB header."""
+    return h5py.is_hdf5(path) or head[126:128] in (b"IM", b"MI")
 
 
 def _load_mat5(path: Path, names: tuple[str, ...]) -> tuple[list[str], dict[str, np.ndarray]]:

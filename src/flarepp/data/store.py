@@ -61,10 +61,13 @@ class Samples:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Samples:
-        """The inverse of `arrays`."""
+        """The inverse of `arrays`; ValueError for offsets that do not divide them."""
         if "offsets" not in arrays:
             return cls(arrays["features"], arrays["target"])
-        sizes = np.diff(arrays["offsets"])
+        offsets, count = arrays["offsets"], len(arrays["features"])
+        if offsets.ndim != 1 or offsets.dtype.kind != "i" or (np.diff(offsets) < 0).any() or (offsets[0], offsets[-1]) != (0, count):
+            raise ValueError(f"offsets of samples: got {offsets.dtype} {offsets.shape}, expected whole numbers from 0 up to {count}")
+        sizes = np.diff(offsets)
         return cls(_padded(arrays["features"], sizes), _padded(arrays["target"], sizes), sizes)
 
 
@@ -121,10 +124,17 @@ class Benchmark:
         return sum(channel in ("x", "y", "z") for channel in self.card["channels"]["features"])
 
     def regions(self) -> dict[str, np.ndarray]:
-        """The parts of the domain that the card names, boxes of points: [S, N, 1] bool over the test points."""
-        points = self.test.features[..., :self.num_coordinates]
-        return {name: ((points >= box["lower"]) & (points <= box["upper"])).all(-1, keepdims=True) & self.test.mask[..., None]
-                for name, box in self.card.get("regions", {}).items()}
+        """The parts of the domain that the card names, boxes of points: [S, N, 1] bool over the test points.
+
+        ValueError for a test sample that has no point there: its error is undefined.
+        """
+        points, found = self.test.features[..., :self.num_coordinates], {}
+        for name, box in self.card.get("regions", {}).items():
+            inside = ((points >= box["lower"]) & (points <= box["upper"])).all(-1, keepdims=True) & self.test.mask[..., None]
+            if not (some := inside.any(axis=(1, 2))).all():
+                raise ValueError(f"{self.name}: test sample {np.flatnonzero(~some)[0]} has no point in the region {name!r}, {box}")
+            found[name] = inside
+        return found
 
     @property
     def provenance(self) -> dict:
@@ -166,20 +176,22 @@ def read(path: Path) -> Benchmark:
     try:
         with h5py.File(path, "r") as file:
             if not file.attrs.get("complete", False):
-                raise ValueError(f"{path}: the file is incomplete; delete it and run again")
+                raise ValueError("the file is incomplete")
             split = {name: Samples.from_arrays({key: array[:] for key, array in file[name].items()}) for name in ("train", "test")}
             norm = {name: Affine(*file[f"norm/{name}"][:]) for name in ("features", "target")}
             attributes = dict(file.attrs)
+        grid = attributes.get("grid")
+        benchmark = Benchmark(
+            name=attributes["name"], train=split["train"], test=split["test"],
+            feature_norm=norm["features"], target_norm=norm["target"],
+            grid=None if grid is None else tuple(int(extent) for extent in grid),
+            points_correspond=bool(attributes["points_correspond"]), card=json.loads(attributes["card"]))
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(f"{path}: cannot be read as HDF5 ({error}); delete it and run again") from None
-    grid = attributes.get("grid")
-    benchmark = Benchmark(
-        name=attributes["name"], train=split["train"], test=split["test"],
-        feature_norm=norm["features"], target_norm=norm["target"],
-        grid=None if grid is None else tuple(int(extent) for extent in grid),
-        points_correspond=bool(attributes["points_correspond"]), card=json.loads(attributes["card"]))
+    except (ValueError, KeyError, TypeError, IndexError, AssertionError, MemoryError) as error:
+        raise ValueError(f"{path}: not a whole dataset file ({error}); delete it and run again") from None
     if benchmark.fingerprint != attributes["fingerprint"]:
         raise ValueError(f"{path}: the arrays do not match their fingerprint; delete it and run again")
     return benchmark

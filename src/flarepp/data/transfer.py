@@ -215,7 +215,7 @@ def _span(response: requests.Response, remote: Remote, partial: Path, known: dic
             asked = f"from byte {offset} of {known['bytes']} on, etag {known['etag']}" if offset else "for the whole file"
             got = f"HTTP {response.status_code}, {span[0] if span else 'no range'}, etag {etag}"
             raise Later(f"{remote.url}: asked {asked}; got {got}", wait=0)
-    if "html" in response.headers.get("Content-Type", ""):
+    if "html" in response.headers.get("Content-Type", "").lower():
         raise Refused(f"{remote.url} answers with a web page in place of data")
     if total is None and remote.size is None:
         raise Refused(f"{remote.url} does not say how large the file is, so a part could not be told from the whole")

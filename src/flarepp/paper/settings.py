@@ -80,6 +80,7 @@ WORDS = {
     "True": "yes",
     "False": "no",
     "published": "published files",
+    "presampled": "our points of the full data",
     "generated": "our solvers",
     "stand-in": "a stand-in of ours",
 }

@@ -13,6 +13,7 @@ from flarepp.paper.typeset import Block, Cell, Notes, Table, spread, three_digit
 
 COMPARED = {"last": "last weights", "ema": "averaged weights", "best_test": "best of the evaluations"}
 REGION = "^(?:last|ema)_(.+)$"  # metrics over a part of the domain
+REGION_WORDS = {"near_field": "|x − 0.5| < 1.2 and |y| < 1.2 in chords"}  # as the dataset's card has it
 BLOCKS = {
     ("ranked", "reference"): "",
     ("beyond",): "beyond the paper, not ranked",
@@ -101,7 +102,7 @@ def _table(
         blocks += [Block(rows, title)] if rows else []
     sources = errors[errors["data_source"] != ""].drop_duplicates("dataset").set_index("dataset")["data_source"]
     ours = [quoted.heading(label, sources.get(dataset, "")) for dataset, label in datasets.items()]
-    parts = [f"{datasets[dataset]} ({region.replace('_', ' ')})" for dataset, region in regions]
+    parts = {f"{datasets[dataset]} ({region.replace('_', ' ')})": REGION_WORDS.get(region, "") for dataset, region in regions}
     groups = {"this project" + (f", scale {scale}" if scale != "paper" else ""): ["parameters", *ours, *parts]}
     groups |= {COMPARED[compared]: ours} if compared != shown else {}
     groups |= {"paper, published data": list(datasets)}
@@ -117,12 +118,13 @@ def _table(
     return Table(caption, columns, blocks, stamp, notes.items())
 
 
-def _region_words(parts: list[str], shown: str) -> str:
+def _region_words(parts: dict[str, str], shown: str) -> str:
     """What the columns over a part of the domain are."""
     if not parts:
         return ""
     weights = f", of the {quoted.weights_words('last')}" if _weights(shown) != shown else ""
-    return f" {', '.join(parts)}: the error over that part of the domain alone{weights}; not ranked."
+    named = ", ".join(f"{name}{': ' if words else ''}{words}" for name, words in parts.items())
+    return f" {named}: the error over that part of the domain alone{weights}; not ranked."
 
 
 def _compared_words(shown: str, compared: str) -> str:

@@ -23,7 +23,7 @@ COLUMNS = {  # heading and LaTeX alignment of what stands in a row, in this orde
 }
 NEEDED = {"label", "dimension", "structure", "counts", "channels", "source", "split", "rejected"}  # of a card
 COORDINATES = ("x", "y", "z")
-SOURCES = {"published": "published files", "generated": "our solver", quoted.STAND_IN: "STAND-IN"}
+SOURCES = {"published": "published files", "presampled": "our points of the full data", "generated": "our solver", quoted.STAND_IN: "STAND-IN"}
 
 
 def build(cards: dict[str, dict], out: Path, *, scale: str) -> None:
