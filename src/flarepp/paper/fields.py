@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill as fill_text
 
 import numpy
 import pandas
@@ -96,7 +97,13 @@ def draw(records: pandas.DataFrame, out: Path, name: str, dataset: str, *, shown
         if not flat:
             place = {"ha": "center", "va": "center", "transform": axes[1, 0].transAxes}
             axes[1, 0].text(0.5, 0.5, "\n\n".join(words), fontsize=7.5, wrap=True, **place)
-        _compose(drawing, (list(axes[0]), list(axes[1, 1:])), found["flarepp"], case, panels, view)
+        top, bottom = _compose((list(axes[0]), list(axes[1, 1:])), found["flarepp"], case, panels, view)
+        for image, row, label in ((top, axes[0], view.quantity), (bottom, axes[1, 1:], f"error: {view.quantity}")):
+            bar = drawing.colorbar(image, ax=list(row), aspect=16 if not flat else 6, pad=0.02, extend=("neither", "both")[image is bottom])
+            if flat:  # lower than its label is long
+                bar.ax.set_ylabel(fill_text(label, 16), rotation=0, ha="left", va="center")
+            else:
+                bar.set_label(label)
 
 
 def median_case(errors: numpy.ndarray) -> int:
@@ -166,8 +173,9 @@ def shown_extent(points: numpy.ndarray, view: View) -> numpy.ndarray:
     return numpy.subtract(high, low)
 
 
-def _compose(drawing, axes: tuple[list, list], found: dict, case: int, panels: list[Panel], view: View) -> None:
-    """Reference and predictions on one colour scale, signed errors on another, both scaled to what is shown."""
+def _compose(axes: tuple[list, list], found: dict, case: int, panels: list[Panel], view: View) -> tuple:
+    """Reference and predictions on one colour scale, signed errors on another, both scaled to what is shown; returns an image of
+    either scale."""
     points, target = found["points"][case], found["target"][case][:, 0]  # [N, 2], [N]
     (first, *tops), bottoms = axes
     there, seen = [panel for panel in panels if not panel.reason], inside(points, view.crop)
@@ -187,9 +195,7 @@ def _compose(drawing, axes: tuple[list, list], found: dict, case: int, panels: l
         bottom = fill(below, mesh, panel.difference, "RdBu_r", -limit, limit)
     for axis in (first, *tops, *bottoms):
         frame(axis, view.crop)
-    bar = {"aspect": 16, "pad": 0.02}
-    drawing.colorbar(top, ax=[first, *tops], label=view.quantity, **bar)
-    drawing.colorbar(bottom, ax=bottoms, label=f"error: {view.quantity}", extend="both", **bar)
+    return top, bottom
 
 
 def inside(points: numpy.ndarray, crop: tuple | None) -> numpy.ndarray:
