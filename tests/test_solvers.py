@@ -72,10 +72,10 @@ def test_workers_end_with_a_killed_parent(tmp_path):
     words = [sys.executable, "-c", code, marker, str(Path(__file__).parent), *sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment) as process:
-        wait_for(lambda: len(children(process.pid)) >= 2)
+        assert_happens(lambda: len(children(process.pid)) >= 2)
         workers = children(process.pid)
         process.kill()
-    wait_for(lambda: not any(running(worker) for worker in workers))
+    assert_happens(lambda: not any(running(worker) for worker in workers))
 
 
 def children(parent: int) -> list[int]:
@@ -86,7 +86,7 @@ def running(process: int) -> bool:
     return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
 
 
-def wait_for(condition, seconds: float = 30) -> None:
+def assert_happens(condition, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
