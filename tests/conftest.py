@@ -18,6 +18,21 @@ from flarepp.spec import expand
 PROJECT = Path(__file__).parents[1]
 
 
+def changed(change):
+    """Damage that replaces the array of a file by change(array)."""
+    return lambda path: np.save(path, change(np.load(path)))
+
+
+def put(index, value):
+    """Damage that sets elements of the array of a file."""
+
+    def change(array):
+        array[index] = value
+        return array
+
+    return changed(change)
+
+
 @pytest.fixture
 def config() -> dict:
     """config.yaml as Snakemake would hand it over."""

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from conftest import changed, put
 from flarepp.data import airfoil as layout
 from flarepp.data import published
 from flarepp.record import read_json
@@ -443,19 +444,6 @@ def test_a_bad_spec_fails_before_anything_is_solved(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         layout.write_published(tmp_path, SPEC | change)
     assert list(tmp_path.iterdir()) == []
-
-
-def changed(change):
-    """Damage that replaces the array of a file by change(array)."""
-    return lambda path: np.save(path, change(np.load(path)))
-
-
-def put(index, value):
-    def change(array):
-        array[index] = value
-        return array
-
-    return changed(change)
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,6 @@ def _card(folder: Path, provenance: dict | None, runs: dict, chosen: dict, num_p
         "counts": {name: len(ids[name]) for name in SPLITS} | {"points": num_points},
         "channels": {"features": ["x", "y", "z"], "target": ["pressure"]},
         "units": "m; pressure over density, m^2/s^2",
-        "dimension": "3D",
-        "structure": "unstructured",
         "normalisation": {
             "features": "0 to 1 over the documented box of the published data",
             "target": documented if provenance is None else fitted,
