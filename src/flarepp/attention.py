@@ -62,13 +62,14 @@ def _cuda_flash_backward(grad, q, k, v, bias, out, lse, extra, scale):
 def _cuda_efficient(q, k, v, bias, scale):
     out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(
         q, k, v, _full_bias(bias, q, k), compute_log_sumexp=True, scale=scale)
-    return out, lse, (seed, offset)  # the kernel pads lse along M to a multiple of 32
+    return out, lse[..., : q.shape[2]], (seed, offset)  # the kernel pads lse along M to a multiple of 32
 
 
 def _cuda_efficient_backward(grad, q, k, v, bias, out, lse, extra, scale):
     wanted = [True, True, True, False]
+    padded = F.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)
     return aten._scaled_dot_product_efficient_attention_backward(
-        grad, q, k, v, _full_bias(bias, q, k), out, lse, *extra, 0.0, wanted, scale=scale)[:3]
+        grad, q, k, v, _full_bias(bias, q, k), out, padded, *extra, 0.0, wanted, scale=scale)[:3]
 
 
 def _unfused(q, k, v, bias, scale):
@@ -111,6 +112,27 @@ def _mask_bias(key_mask: Tensor, dtype: torch.dtype) -> Tensor:
     return bias.masked_fill(~attended, -math.inf)[:, None, None, :]
 
 
+def fused_forward(q, k, v, key_mask, scale) -> tuple[Tensor, Tensor, tuple]:
+    """One fused kernel, outside any graph: out [B, H, M, D], lse [B, H, M], and what else its backward pass needs.
+
+    Inputs as `prepared` leaves them, at least one key; a sample without a real key gets numbers that mean nothing.
+    """
+    bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
+    kernel = kernel_for(q.device.type, q.dtype, q.shape[-1], key_mask is not None)
+    return KERNELS[kernel][0](q, k, v, bias, scale)
+
+
+def fused_backward(grad_out, q, k, v, key_mask, out, lse, extra, scale) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v from the fused kernel, with P = exp(scale * q k^T - lse) and dS = P * (G v^T - <G, out>).
+
+    out and lse may be those over more keys than k holds: then dS is that of all of them (FLARE++, Section C.1).
+    """
+    bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
+    kernel = kernel_for(q.device.type, q.dtype, q.shape[-1], key_mask is not None)
+    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
+    return KERNELS[kernel][1](grad_out, q, k, v, bias, out, lse, extra, scale)
+
+
 class _FusedAttention(torch.autograd.Function):
     """(out, lse) of one fused kernel, differentiable in both.
 
@@ -120,30 +142,24 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, key_mask, scale):
-        bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
-        ctx.kernel, ctx.scale = kernel_for(q.device.type, q.dtype, q.shape[-1], key_mask is not None), scale
-        out, lse, extra = KERNELS[ctx.kernel][0](q, k, v, bias, scale)
-        ctx.tensor_extra = [isinstance(item, Tensor) for item in extra]
-        ctx.plain_extra = [item for item in extra if not isinstance(item, Tensor)]
-        ctx.save_for_backward(q, k, v, bias, out, lse, *(item for item in extra if isinstance(item, Tensor)))
+        out, lse, ctx.extra = fused_forward(q, k, v, key_mask, scale)
+        ctx.scale = scale
+        ctx.save_for_backward(q, k, v, key_mask, out, lse)
         ctx.set_materialize_grads(False)
-        return out, lse[..., : q.shape[2]]  # [B, H, M, D], [B, H, M]
+        return out, lse  # [B, H, M, D], [B, H, M]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out, grad_lse):
         if grad_out is None and grad_lse is None:
             return (None,) * 5
-        q, k, v, bias, out, lse, *tensors = ctx.saved_tensors
-        tensors, plain = iter(tensors), iter(ctx.plain_extra)
-        extra = [next(tensors) if is_tensor else next(plain) for is_tensor in ctx.tensor_extra]
+        q, k, v, key_mask, out, lse = ctx.saved_tensors
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         head_dim = q.shape[-1]
         if grad_lse is not None:
             q, k, v, out, grad_out = (_widen(t) for t in (q, k, v, out, grad_out))
             out[..., head_dim], grad_out[..., head_dim] = -grad_lse.to(out.dtype), 1
-        grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
-        grads = KERNELS[ctx.kernel][1](grad_out, q, k, v, bias, out, lse, extra, ctx.scale)
+        grads = fused_backward(grad_out, q, k, v, key_mask, out, lse, ctx.extra, ctx.scale)
         return *(grad[..., :head_dim] for grad in grads), None, None
 
 
@@ -152,8 +168,11 @@ def _widen(tensor: Tensor) -> Tensor:
     return F.pad(tensor, (0, _padded(tensor.shape[-1] + 1, 8) - tensor.shape[-1]))
 
 
-def _prepare(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast as autocast would, expand a batch of one (shared latents), check shapes and dtypes."""
+def prepared(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What the kernels take: cast as autocast would, a batch of one (shared latents) expanded, padding zeroed.
+
+    Raises ValueError for shapes or dtypes that do not fit.
+    """
     device = q.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -163,8 +182,23 @@ def _prepare(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if q.ndim != 4 or k.shape != v.shape or q.shape[1::2] != k.shape[1::2] or q.shape[0] not in (1, k.shape[0]):
         raise ValueError("attention needs q [B, H, M, D] and k, v [B, H, N, D]; "
                          f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+    if key_mask is not None and (key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool):
+        raise ValueError(f"key_mask must be bool [B, N] = {(k.shape[0], k.shape[2])}; "
+                         f"got {key_mask.dtype} {tuple(key_mask.shape)}")
+    if key_mask is not None:
+        k, v = (t.masked_fill(~key_mask[:, None, :, None], 0) for t in (k, v))  # 0 * NaN is NaN
     q = q.expand(k.shape[0], -1, -1, -1)
+    if device == "cuda" and q.shape[-1] % 8:  # the CUDA kernels want multiples of 8; zero channels change nothing
+        q, k, v = (F.pad(t, (0, -t.shape[-1] % 8)) for t in (q, k, v))
     return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+
+
+def without_keys(out: Tensor, lse: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(out, lse) with 0 and -inf where a sample has no real key."""
+    if key_mask is None:
+        return out, lse
+    empty = ~key_mask.any(-1)[:, None, None]  # [B, 1, 1]
+    return out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -math.inf)
 
 
 def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None):
@@ -174,25 +208,14 @@ def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: 
     [B, H, M, D] in the inputs' dtype and lse [B, H, M] in FP32 (FP64 for FP64). A row without keys: out = 0, lse = -inf.
     Values behind the mask may be anything, NaN included. Raises ValueError for shapes or dtypes that do not fit.
     """
-    q, k, v = _prepare(q, k, v)
-    if key_mask is not None and (key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool):
-        raise ValueError(f"key_mask must be bool [B, N] = {(k.shape[0], k.shape[2])}; "
-                         f"got {key_mask.dtype} {tuple(key_mask.shape)}")
+    head_dim = q.shape[-1]
+    q, k, v = prepared(q, k, v, key_mask)
     if k.shape[2] == 0 or q.numel() == 0:  # the CPU kernel divides by the number of keys
-        lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        lse_dtype = torch.promote_types(q.dtype, torch.float32)
         everywhere = torch.ones((), dtype=torch.bool, device=q.device)
         out = q.masked_fill(everywhere, 0) + k.sum(2, keepdim=True) + v.sum(2, keepdim=True)
-        return out, out.sum(-1, dtype=lse_dtype).masked_fill(everywhere, -math.inf)
-    if key_mask is not None:
-        k, v = (t.masked_fill(~key_mask[:, None, :, None], 0) for t in (k, v))  # 0 * NaN is NaN
-    head_dim = q.shape[-1]
-    if q.device.type == "cuda" and head_dim % 8:  # the CUDA kernels want multiples of 8; zero channels change nothing
-        q, k, v = (F.pad(t, (0, -head_dim % 8)) for t in (q, k, v))
-    out, lse = _FusedAttention.apply(q, k, v, key_mask, scale)
-    if key_mask is not None:
-        has_keys = key_mask.any(-1)[:, None, None]  # [B, 1, 1]
-        out = out.masked_fill(~has_keys[..., None], 0)
-        lse = lse.masked_fill(~has_keys, -math.inf)
+        return out[..., :head_dim], out.sum(-1, dtype=lse_dtype).masked_fill(everywhere, -math.inf)
+    out, lse = without_keys(*_FusedAttention.apply(q, k, v, key_mask, scale), key_mask)
     return out[..., :head_dim], lse
 
 

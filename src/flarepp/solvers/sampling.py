@@ -12,8 +12,6 @@ import itertools
 import multiprocessing
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +22,8 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
+
+from flarepp.processes import end_with
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -141,17 +141,6 @@ def _check_rejections(rejected: list[dict], count: int, label: str) -> None:
         )
 
 
-def _end_with(parent: int) -> None:
-    """Let this worker end when the process `parent` does, also when that is killed and can tell nobody."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 @contextmanager
 def _mapper(num_workers: int) -> Iterator[Callable]:
     """Yield an ordered `map`: the built-in one, or that of a pool of spawned processes, with one thread in each process."""
@@ -165,7 +154,7 @@ def _mapper(num_workers: int) -> Iterator[Callable]:
     try:
         # When a worker is killed, this executor raises; multiprocessing.Pool would wait for ever.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(num_workers, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
+        with ProcessPoolExecutor(num_workers, context, initializer=end_with, initargs=(os.getpid(),)) as pool:
             try:
                 yield pool.map
             finally:
