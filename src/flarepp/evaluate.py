@@ -2,8 +2,9 @@
 
 On the run's own data the errors are compared with the record: they are the same bits on the same device, number of threads
 and version of PyTorch, and agree within TOLERANCE elsewhere; otherwise the record does not follow from these weights. (A
-model that draws noise in evaluation draws other noise on another type of device.) Other data are seen through the run's
-normalisers and compared with nothing. Nothing is unpickled, and the run's own files are only read.
+model that draws noise in evaluation draws other noise on another type of device.) It runs in one process, also where
+several trained. Other data are seen through the run's normalisers and compared with nothing. Nothing is unpickled, and the
+run's own files are only read.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Record:
 def environment(origin: dict) -> dict:
     """What may change the last bits of an error, out of a record's provenance."""
     return {key: origin.get(key) for key in ("device", "device_type", "num_threads")} | {
-        "torch": origin.get("versions", {}).get("torch")}
+        "num_ranks": origin.get("num_ranks", 1), "torch": origin.get("versions", {}).get("torch")}
 
 
 def read_record(run_dir: Path) -> tuple[dict, Record]:

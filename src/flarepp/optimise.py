@@ -1,12 +1,14 @@
 """The optimiser of the matched suite: AdamW groups, OneCycle with cycled beta1, clipping, loss scaling, EMA (Table 4).
 
-One call of `optimiser_step` is one attempt at a step: backward (scaled in FP16), unscale, clip, AdamW, EMA, schedule. A step
-that the loss scaler skips leaves parameters, EMA and schedule untouched, so the schedule counts optimiser steps.
+One call of `optimiser_step` is one attempt at a step: backward (scaled in FP16), gradients of all processes together,
+unscale, clip, AdamW, EMA, schedule. A step that the loss scaler skips leaves parameters, EMA and schedule untouched, so the
+schedule counts optimiser steps.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -67,10 +69,15 @@ def build_optimiser(model: nn.Module, training: dict) -> Optimiser:
     return Optimiser(adamw, schedule, scaler, average, training["ema_decay"], training["clip_norm"])
 
 
-def optimiser_step(model: nn.Module, optimiser: Optimiser, loss: Tensor) -> tuple[Tensor, bool]:
-    """Attempt one step from a loss. Returns (gradient norm before clipping, whether the step was taken)."""
+def optimiser_step(model: nn.Module, optimiser: Optimiser, loss: Tensor,
+                   synchronise: Callable[[nn.Module], None] = lambda model: None) -> tuple[Tensor, bool]:
+    """Attempt one step from a loss. Returns (gradient norm before clipping, whether the step was taken).
+
+    `synchronise` makes the gradients those of all processes; they then clip, and step or skip, alike.
+    """
     scaler = optimiser.scaler
     scaler.scale(loss).backward()
+    synchronise(model)
     scaler.unscale_(optimiser.adamw)
     norm = nn.utils.clip_grad_norm_(model.parameters(), optimiser.clip_norm)
     scale = scaler.get_scale()

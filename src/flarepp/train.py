@@ -3,6 +3,10 @@
 The run is a function of (spec, data): every draw comes from the spec's seed, the thread count from the spec. A checkpoint is
 written atomically every `checkpoint_seconds`, so a killed run resumes and ends with the same bits on CPU. A run that diverges
 or runs out of memory is a result and is recorded as one.
+
+Several processes (ranks) train one run together: they hold the same weights, optimiser and generators, each computes its
+tokens of its samples, and the main one writes and prints. What ends a run is decided from numbers that all of them hold.
+Only lack of memory strikes one alone: it leaves the record and fails, so that whoever started the ranks ends the others.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import resource
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -27,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from flarepp import record
+from flarepp import parallel, record
 from flarepp.data import store
 from flarepp.losses import relative_l2, training_loss
 from flarepp.models import build_model
@@ -86,10 +90,16 @@ class Inference:
     target_std: Tensor
     models: dict[str, nn.Module]  # "last": the weights as they are, "ema": their average
     evaluated: dict = field(default_factory=dict, kw_only=True)  # weights name -> latest (predictions, errors)
+    ranks: parallel.Ranks = field(default=parallel.Ranks(), kw_only=True)
 
     @property
     def device(self) -> torch.device:
         return self.test.features.device
+
+    def say(self, text: str) -> None:
+        """Print on the main rank."""
+        if self.ranks.is_main:
+            print(text, flush=True)
 
 
 @dataclass
@@ -139,20 +149,21 @@ def build_inference(spec: dict, benchmark: store.Benchmark) -> Inference:
     return Inference(spec, benchmark.grid, test, mean, std, {"last": model})
 
 
-def build_run(spec: dict, benchmark: store.Benchmark) -> Run:
-    """An `Inference` with what training adds: optimiser, averaged weights, training set."""
+def build_run(spec: dict, benchmark: store.Benchmark, ranks: parallel.Ranks = parallel.Ranks()) -> Run:
+    """An `Inference` with what training adds: optimiser, averaged weights, training set, the other ranks."""
     inference = build_inference(spec, benchmark)
     train = load_split(benchmark.train, benchmark.feature_norm, inference.device, f"{benchmark.name} train")
     optimiser = build_optimiser(inference.models["last"], spec["training"])
     inference.models["ema"] = optimiser.average
-    return Run(**vars(inference), train=train, optimiser=optimiser, progress=Progress())
+    inference.models = {name: ranks.prepare(model) for name, model in inference.models.items()}
+    return Run(**vars(inference) | {"ranks": ranks}, train=train, optimiser=optimiser, progress=Progress())
 
 
 def predict(run: Inference, model: nn.Module, features: Tensor, mask: Tensor | None) -> Tensor:
     """Decoded prediction [B, N, c_out] in FP32, 0 where mask [B, N] is False; the model under the run's precision."""
     with torch.autocast(run.device.type, dtype=torch.float16, enabled=run.spec["training"]["precision"] == "fp16"):
         encoded = model(features, mask)
-    prediction = encoded.float() * run.target_std + run.target_mean
+    prediction = encoded.to(run.target_std.dtype) * run.target_std + run.target_mean
     return prediction if mask is None else prediction.masked_fill(~mask[..., None], 0)
 
 
@@ -168,13 +179,16 @@ def next_batch(run: Run) -> Tensor:
 
 def training_step(run: Run) -> Tensor:
     """Draw a batch and attempt one optimiser step; returns the gradient norm. Raises Diverged on collapse of the scale."""
-    progress, (features, target, mask) = run.progress, run.train.batch(next_batch(run))
+    progress, ranks, batch = run.progress, run.ranks, run.train.batch(next_batch(run))
+    features, target, mask = (None if part is None else ranks.shard(ranks.replica(part)) for part in batch)
     run.model.train()
     prediction = predict(run, run.model, features, mask)
-    loss = training_loss(prediction, target, gradient_weight=run.spec["training"]["gradient_weight"], grid=run.grid)
-    norm, taken = optimiser_step(run.model, run.optimiser, loss)
+    num_tokens = batch[0].shape[1]
+    loss = training_loss(prediction, target, gradient_weight=run.spec["training"]["gradient_weight"], grid=run.grid,
+                         norms=ranks.norms, whole=lambda part: ranks.whole(part, num_tokens))
+    norm, taken = optimiser_step(run.model, run.optimiser, loss, ranks.sync_gradients)
     if taken:
-        value = loss.item()
+        value = ranks.mean(loss).item()
         if not math.isfinite(value):
             raise Diverged(f"the loss is {value} at step {progress.steps}")
         progress.steps, progress.loss_sum, progress.loss_count = (
@@ -198,7 +212,8 @@ def evaluation_draws(run: Inference):
 def evaluate(run: Inference) -> None:
     """Predictions [S, N, c_out] and relative L2 errors [S] of every set of weights on the test set.
 
-    A function of weights, data and spec, also of a model that draws in evaluation; training's draws do not notice.
+    A function of weights, data and spec, also of a model that draws in evaluation; training's draws do not notice. Every
+    data rank evaluates the whole test set.
     """
     batches = torch.arange(len(run.test.target), device=run.device).split(run.spec["training"]["eval_batch_size"])
     for name, model in run.models.items():
@@ -207,7 +222,9 @@ def evaluate(run: Inference) -> None:
         with evaluation_draws(run):
             for indices in batches:
                 features, _, mask = run.test.batch(indices)
-                prediction[indices, :features.shape[1]] = predict(run, model, features, mask)
+                num_tokens = features.shape[1]
+                part = predict(run, model, run.ranks.shard(features), None if mask is None else run.ranks.shard(mask))
+                prediction[indices, :num_tokens] = run.ranks.whole(part, num_tokens)
         run.evaluated[name] = prediction, relative_l2(prediction, run.test.target)
 
 
@@ -227,8 +244,8 @@ def add_history(run: Run, norm: Tensor, rate: float, evaluated: bool) -> None:
         if not math.isfinite(row["test_last"] + row["test_ema"]):
             raise Diverged(f"the test error is {row['test_last']} at step {progress.steps}")
         progress.best_test = min(progress.best_test, row["test_last"])
-        print(f"step {progress.steps}: loss {row['loss']:.4g}, test {row['test_last']:.4g} "
-              f"(ema {row['test_ema']:.4g}), {progress.seconds:.0f} s", flush=True)
+        run.say(f"step {progress.steps}: loss {row['loss']:.4g}, test {row['test_last']:.4g} "
+                f"(ema {row['test_ema']:.4g}), {progress.seconds:.0f} s")
     progress.history.append(row)
     progress.loss_sum, progress.loss_count = 0.0, 0
 
@@ -241,7 +258,7 @@ def fit(run: Run, checkpoint: Path) -> None:
     interval = max(1, steps // HISTORY_ROWS)
     started = saved = time.monotonic()
     before = progress.seconds
-    with tqdm(total=steps, initial=progress.steps, unit="step", disable=None) as bar:
+    with tqdm(total=steps, initial=progress.steps, unit="step", disable=None if run.ranks.is_main else True) as bar:
         while progress.steps < steps:
             reached, rate = progress.steps, run.optimiser.schedule.get_last_lr()[0]
             norm = training_step(run)
@@ -249,7 +266,7 @@ def fit(run: Run, checkpoint: Path) -> None:
             progress.seconds = before + time.monotonic() - started
             if progress.steps > reached and (progress.steps in marks or progress.steps % interval == 0):
                 add_history(run, norm, rate, progress.steps in marks)
-            if time.monotonic() - saved >= training["checkpoint_seconds"]:
+            if run.ranks.is_main and time.monotonic() - saved >= training["checkpoint_seconds"]:
                 save_checkpoint(run, checkpoint)
                 saved = time.monotonic()
 
@@ -274,7 +291,7 @@ def restore_checkpoint(run: Run, path: Path) -> None:
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         if is_out_of_memory(error):
             raise
-        print(f"{path} is damaged ({str(error).splitlines()[0]}); starting from the first step", flush=True)
+        run.say(f"{path} is damaged ({str(error).splitlines()[0]}); starting from the first step")
         return
     run.model.load_state_dict(state["model"])
     run.optimiser.load_state_dict(state["optimiser"])
@@ -282,7 +299,7 @@ def restore_checkpoint(run: Run, path: Path) -> None:
     torch.set_rng_state(state["generators"]["cpu"].cpu())
     if "cuda" in state["generators"]:
         torch.cuda.set_rng_state(state["generators"]["cuda"].cpu(), run.device)
-    print(f"resumed at step {run.progress.steps} from {path}", flush=True)
+    run.say(f"resumed at step {run.progress.steps} from {path}")
 
 
 def code_digest() -> str:
@@ -306,17 +323,23 @@ def parameter_dtypes(model: nn.Module) -> list[str]:
     return sorted({str(parameter.dtype) for parameter in model.parameters()})
 
 
-def provenance(spec: dict, benchmark: store.Benchmark, code: str, dtypes: list[str]) -> dict:
+def provenance(spec: dict, benchmark: store.Benchmark, code: str, dtypes: list[str], num_ranks: int = 1) -> dict:
     """Where the numbers come from: data, versions, device, precision as read back, commit, digest of the code."""
-    device = choose_device(spec["training"]["device"])
     return {
-        "dataset": benchmark.provenance, "grid": benchmark.grid and list(benchmark.grid),
+        "dataset": benchmark.provenance, "grid": benchmark.grid and list(benchmark.grid), "num_ranks": num_ranks,
+        **machine(choose_device(spec["training"]["device"]), spec["training"]["precision"], dtypes),
+        "git": git_state(), "code": code,
+    }
+
+
+def machine(device: torch.device, precision: str, dtypes: list[str]) -> dict:
+    """Versions and device, and threads and precision as read back in this process."""
+    return {
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "device_type": device.type, "num_threads": torch.get_num_threads(),
-        "precision": {"autocast": spec["training"]["precision"] == "fp16",
-                      "float32_matmul": torch.get_float32_matmul_precision(), "parameters": dtypes},
-        "git": git_state(), "code": code,
+        "precision": {"autocast": precision == "fp16", "float32_matmul": torch.get_float32_matmul_precision(),
+                      "parameters": dtypes},
     }
 
 
@@ -342,21 +365,22 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 @contextmanager
-def exclusive(run_dir: Path):
-    """Hold the run folder's lock: a process orphaned by a killed scheduler may still be writing there."""
-    with open(run_dir / ".lock", "w") as lock:
+def exclusive(path: Path):
+    """Hold a lock file: a process orphaned by a killed scheduler may still be writing in its folder."""
+    with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another process that works in {run_dir}", flush=True)
+            print(f"waiting for another process that works in {path.parent}", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch's CPU allocator raises a plain RuntimeError; CUDA has its own type."""
+    """PyTorch's CPU allocator, CUDA outside its allocator and NCCL raise a plain RuntimeError; the rest has its own type."""
+    texts = ("can't allocate memory", "out of memory")
     return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
 
 
 def save_history(history: list[dict], path: Path) -> None:
@@ -426,43 +450,108 @@ def learn(run: Run, checkpoint: Path) -> tuple[str, str]:
     return "ok", ""
 
 
-def check_sections(spec: dict) -> None:
+def check_sections(spec: dict, sections: tuple[str, ...] = ("dataset", "model", "training")) -> None:
     """ValueError names a section that a run's spec lacks."""
-    if missing := [key for key in ("dataset", "model", "training") if not isinstance(spec.get(key), dict)]:
+    if missing := [key for key in sections if not isinstance(spec.get(key), dict)]:
         raise ValueError(f"run spec: the section {missing[0]!r} is missing")
 
 
-def train(spec: dict, data: Path, run_dir: Path) -> dict:
+def checkpoint_path(spec: dict, benchmark: store.Benchmark, code: str, run_dir: Path) -> Path:
+    """The file names what the state in it is of; that is the same for any number of ranks."""
+    training = {key: value for key, value in spec["training"].items() if key not in ("context_parallel", "data_parallel")}
+    key = record.digest([spec | {"training": training}, benchmark.fingerprint, torch.__version__, code])
+    return run_dir / f"checkpoint-{key}.pt"
+
+
+def leave_outputs(benchmark: store.Benchmark, run: Run | None, run_dir: Path) -> None:
+    """Learning curve, weights and predictions of a run, empty files for one that could not be built."""
+    if run is None:
+        save_outputs(benchmark, run_dir, [], {}, {})
+    else:
+        weights = {name: model.state_dict() for name, model in run.models.items()}
+        save_outputs(benchmark, run_dir, run.progress.history, weights, run.evaluated)
+
+
+def leave_record(result: dict, run_dir: Path) -> None:
+    """Write metrics.json, with which the run has ended."""
+    record.write_json(result, run_dir / "metrics.json")
+    for leftover in (*run_dir.glob("checkpoint-*.pt"), *run_dir.glob(".*.partial*")):
+        os.unlink(leftover)
+
+
+def run_of(spec: dict, benchmark: store.Benchmark, ranks: parallel.Ranks, run_dir: Path) -> tuple[Run | None, dict]:
+    """Build and train; returns the run, None without memory for it, and the content of metrics.json."""
+    regions, num_ranks, run = benchmark.regions(), ranks.num_context * ranks.num_data, None
+    try:
+        run = build_run(spec, benchmark, ranks)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        code, status, message = code_digest(), "oom", f"building the model: {str(error).splitlines()[0]}"
+    else:
+        code = code_digest()  # of the model too, now that it is loaded
+        status, message = learn(run, checkpoint_path(spec, benchmark, code, run_dir))
+        if status != "ok":
+            run.evaluated.clear()
+    metrics = {"steps": 0} if run is None else metrics_of(run, regions, status == "ok")
+    origin = provenance(spec, benchmark, code, [] if run is None else parameter_dtypes(run.model), num_ranks)
+    return run, {"status": status, "message": message, "metrics": metrics, "spec": spec, "provenance": origin}
+
+
+def fail_without_memory(benchmark: store.Benchmark, run: Run | None, result: dict, run_dir: Path) -> None:
+    """The record of a run of several ranks, from the first that lacks memory. The others wait for this one: MemoryError."""
+    with exclusive(run_dir / ".oom.lock"):
+        if not (run_dir / "metrics.json").exists():
+            leave_outputs(benchmark, run, run_dir)
+            leave_record(result, run_dir)
+    raise MemoryError(result["message"])
+
+
+def train(spec: dict, data: Path, run_dir: Path) -> dict | None:
     """Run `spec` on the dataset file `data` and leave the record in `run_dir`; returns metrics.json's content.
 
-    Divergence and lack of memory end the run with that status. Everything else raises; ValueError for a spec that lacks
-    a section.
+    A run of several ranks calls it on each of them; only the main one returns the record. Divergence and lack of memory end
+    the run with that status; lack of memory on one of several ranks leaves the record and raises MemoryError. All else
+    raises, and no metrics.json is there then, nor one of an earlier attempt; ValueError for a spec that lacks a section.
     """
     check_sections(spec)
+    training = spec["training"]
     run_dir.mkdir(parents=True, exist_ok=True)
-    with exclusive(run_dir):
-        benchmark, code = store.read(data), code_digest()
-        regions = benchmark.regions()
-        key = record.digest([spec, benchmark.fingerprint, torch.__version__, code])
-        try:
-            run = build_run(spec, benchmark)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            save_outputs(benchmark, run_dir, [], {}, {})
-            status, message = "oom", f"building the model: {str(error).splitlines()[0]}"
-            metrics, dtypes = {"steps": 0}, []
-        else:
-            status, message = learn(run, run_dir / f"checkpoint-{key}.pt")
-            if status != "ok":
-                run.evaluated.clear()
-            weights = {name: model.state_dict() for name, model in run.models.items()}
-            save_outputs(benchmark, run_dir, run.progress.history, weights, run.evaluated)
-            metrics = metrics_of(run, regions, status == "ok")
-            dtypes = parameter_dtypes(run.model)
-        result = {"status": status, "message": message, "metrics": metrics, "spec": spec,
-                  "provenance": provenance(spec, benchmark, code, dtypes)}
-        record.write_json(result, run_dir / "metrics.json")
-        for leftover in (*run_dir.glob("checkpoint-*.pt"), *run_dir.glob(".*.partial*")):
-            os.unlink(leftover)
-    return result
+    device_type = choose_device(training["device"]).type
+    with (parallel.join(training["context_parallel"], training["data_parallel"], device_type) as ranks,
+          exclusive(run_dir / ".lock") if ranks.is_main else nullcontext()):
+        if ranks.is_main:
+            (run_dir / "metrics.json").unlink(missing_ok=True)
+        ranks.barrier()
+        benchmark = store.read(data)
+        run, result = run_of(spec, benchmark, ranks, run_dir)
+        if result["status"] == "oom" and result["provenance"]["num_ranks"] > 1:
+            fail_without_memory(benchmark, run, result, run_dir)
+        if ranks.is_main:
+            leave_outputs(benchmark, run, run_dir)
+        ranks.barrier()
+        if ranks.is_main:
+            leave_record(result, run_dir)
+        return result if ranks.is_main else None
+
+
+def train_on_ranks(spec: dict, data: Path, run_dir: Path) -> dict | None:
+    """`train` on the processes that the spec asks for: this one, which may be one of torchrun's, or as many forks of it.
+
+    Raises parallel.RankFailed when a fork fails; no metrics.json is there then. Lack of memory on one of them is a result.
+    """
+    check_sections(spec)
+    num_ranks = spec["training"]["context_parallel"] * spec["training"]["data_parallel"]
+    if num_ranks == 1 or parallel.launched():
+        return train(spec, data, run_dir)
+    import torch._dynamo  # noqa: F401  the optimiser imports it: once here for all the forks, more than a second each
+
+    path = run_dir / "metrics.json"
+    path.unlink(missing_ok=True)
+    try:
+        return parallel.launch(train, (spec, data, run_dir), num_ranks)
+    except parallel.RankFailed:
+        if path.exists() and (result := record.read_json(path))["status"] == "oom":
+            return result
+        path.unlink(missing_ok=True)
+        raise

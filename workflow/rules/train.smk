@@ -1,9 +1,23 @@
 # Runs: one spec in, one record out; and the records of a suite as one table.
+# A run of R x P processes has the threads, and where it may use CUDA the devices, of all of them.
 # The card stands for the dataset: it holds the fingerprint and is small enough to be compared by checksum.
 
 
 def dataset_of(run):
     return f"{RESULTS}/data/{run.spec['dataset']['name']}"
+
+
+def training_of(wildcards):
+    return PLAN.runs[wildcards.run].spec["training"]
+
+
+def ranks_of(wildcards):
+    return training_of(wildcards)["context_parallel"] * training_of(wildcards)["data_parallel"]
+
+
+def gpus_of(wildcards):
+    """Devices that several processes may take; a run of one process is not limited."""
+    return ranks_of(wildcards) if ranks_of(wildcards) > 1 and training_of(wildcards)["device"] != "cpu" else 0
 
 
 rule train:
@@ -21,9 +35,10 @@ rule train:
         "{run}/train.log",
     benchmark:
         "{run}/benchmark.tsv"
-    threads: lambda wildcards: PLAN.runs[wildcards.run].spec["training"]["num_threads"]
+    threads: lambda wildcards: training_of(wildcards)["num_threads"] * ranks_of(wildcards)
     resources:
-        mem_mb=4000,
+        mem_mb=lambda wildcards: 4000 * ranks_of(wildcards),
+        gpu=gpus_of,
     params:
         spec=lambda wildcards: PLAN.runs[wildcards.run].json,
     message:
