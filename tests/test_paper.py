@@ -462,6 +462,8 @@ def test_records_of_another_scale_are_refused(tmp_path, build, scales):
         ("training__device", "cpu", ""),
         ("training__eval_batch_size", 50, ""),
         ("training__checkpoint_seconds", 5, ""),
+        ("training__context_parallel", 2, ""),
+        ("training__data_parallel", 2, ""),
     ],
 )
 def test_settings_that_are_not_the_papers_are_named(tmp_path, key, value, words):
@@ -650,6 +652,17 @@ def test_tables_4_and_5_keep_the_complete_architectures_apart(tmp_path):
     }  # fmt: skip
     assert own["LNO"]["width C"] == "192 | 128 | 192 | 128" and own["LNO"]["blocks"] == "4 | 4 | 4 | 4"
     assert own["LNO"]["hidden layers of the MLPs"] == "3 | 2 | 3 | 2" and "epochs" not in own["LNO"]
+
+
+def test_on_how_many_processes_a_model_ran_sets_it_not_apart(tmp_path):
+    records = at_paper_scale(accuracy("elasticity", "darcy"), tmp_path / "runs", training__data_parallel=1)
+    for folder in [run for run in records["run"] if "/gnot/" in run]:
+        result = read_json(Path(folder) / "metrics.json")
+        result["spec"]["training"]["data_parallel"] = 2
+        write_json(result, Path(folder) / "metrics.json")
+    table4.build(records, tmp_path, shown="last", compared="last", scale="paper")
+    shared, setting = blocks(tmp_path, "table4"), "processes that share the samples of a batch"
+    assert shared["matched backbone"][setting] == "1 | " and setting not in shared["GNOT"]
 
 
 def test_footnotes_of_tables_4_and_5_name_no_complete_architecture(tmp_path):
@@ -1487,7 +1500,7 @@ def test_no_change_has_no_sign():
 
 def test_paper_agrees_with_itself_where_it_does():
     agrees = {row[0]: row[3] for row in ledger.consistency(ledger.read_claims())}
-    assert [name for name, word in agrees.items() if word == "no"] == ["t1.workspace"] and len(agrees) == 7
+    assert [name for name, word in agrees.items() if word == "no"] == ["t1.workspace", "cp.unity"] and len(agrees) == 10
     mean = {row[0]: row[2] for row in ledger.consistency(ledger.read_claims())}
     assert mean["t1.vs_flare"].startswith("24.3 % (9 to 41)") and mean["t1.vs_t3"].startswith(
         "31.3 % (18 to 44)"

@@ -26,6 +26,7 @@ COLUMNS = [
     "runs",
 ]
 WORDS = {"oom": "out of memory"}
+SYMBOLS = {"num_blocks": "B", "num_tokens": "N", "num_latents": "M", "num_ranks": "R"}
 ABSURD = 1000.0  # a relative error in % from which a finite value is no result
 
 
@@ -57,13 +58,17 @@ def cells(records: pandas.DataFrame, suite: str, shown: str, region: str = "") -
     return pandas.DataFrame(merged, columns=COLUMNS)
 
 
-def _one_run(rows: pandas.DataFrame, shown: str, region: str) -> dict:
-    """The error (a fraction, NaN unless the run ended well) and the parameter count of one run."""
-    first = rows.iloc[0].to_dict()
+def metrics_of(rows: pandas.DataFrame) -> pandas.Series:
+    """The metrics of one run by their names; ValueError when the records hold one twice."""
     metrics = rows.dropna(subset=["value"]).groupby("metric")["value"]
     if repeated := metrics.size()[lambda size: size > 1].index.tolist():
-        raise ValueError(f"{first['run']}: the records hold {repeated} more than once")
-    values = metrics.first()
+        raise ValueError(f"{rows.iloc[0]['run']}: the records hold {repeated} more than once")
+    return metrics.first()
+
+
+def _one_run(rows: pandas.DataFrame, shown: str, region: str) -> dict:
+    """The error (a fraction, NaN unless the run ended well) and the parameter count of one run."""
+    first, values = rows.iloc[0].to_dict(), metrics_of(rows)
     metric = "_".join(filter(None, ["last" if first["role"] == "trivial" else shown, region]))
     if first["status"] == "ok" and metric not in values:
         raise ValueError(
@@ -98,7 +103,10 @@ def _over_seeds(runs: pandas.DataFrame) -> dict:
 
 
 def describe(row) -> str:
-    """Name a cell in words: "FLARE++ on Darcy, B = 8, fp16"."""
+    """Name a cell in words: "FLARE++ on Darcy, B = 8, fp16", or of Table 2 "FLARE++, N = 500,000, M = 64, R = 2"."""
+    if "num_ranks" in row:
+        sizes = [f"{SYMBOLS[key]} = {row[key]:,.0f}" for key in ("num_tokens", "num_latents", "num_ranks")]
+        return ", ".join([row["label"], *sizes])
     depth = "" if pandas.isna(row["num_blocks"]) else f", B = {row['num_blocks']:.0f}"
     precision = "" if pandas.isna(row["precision"]) else f", {row['precision']}"
     return f"{row['label']} on {row['dataset_label']}{depth}{precision}"

@@ -1,6 +1,7 @@
 """Where runs differ from the paper's settings: specs as they ran against what is published of their model.
 
-That is Tables 3, 4 and 5 for the matched backbone, Table 3 and baselines.csv for the complete architectures.
+That is Tables 3, 4 and 5 for the matched backbone, Table 3 and baselines.csv for the complete architectures, and
+table2_settings.csv for the scaling runs of Table 2, whose device is a setting too.
 Numbers of the paper's scale pass as the paper's experiment only if nothing differs. Left out: what a suite
 varies by design (VARIED), seeds, and whatever the published tables leave empty (threads, device, checkpoints,
 evaluation batch; `tile`, which computes the same function; `eval_noise`, which the paper does not mention).
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 
 import pandas
 
 from flarepp.paper import quoted, settings
 from flarepp.paper.typeset import plain
+from flarepp.record import read_run
 
 VARIED = {"figure4": ("model.num_blocks", "training.precision")}
 NORMS = {"fp32": "layernorm", "fp16": "rmsnorm"}
@@ -35,7 +39,8 @@ def find(records: pandas.DataFrame, suite: str, scale: str) -> dict[str, list[st
     """
     if scale != "paper":
         return {}
-    return {run.folder: _differences(run, suite) for run in settings.read(records, suite)}
+    differences = _of_scaling if suite == "table2" else partial(_differences, suite=suite)
+    return {run.folder: differences(run) for run in settings.read(records, suite)}
 
 
 def words(differences: Iterable[list[str]]) -> str:
@@ -65,6 +70,20 @@ def _differences(run: settings.Run, suite: str) -> list[str]:
             found.append(f"{_name(key)} {plain(ours.get(key))} ({SWITCH.get(paper, paper)}{purpose})")
     own = f"{run.label}: " if quoted.baseline(run.model) else ""
     return [f"{own}{text}" for text in found + _unprinted(run)]
+
+
+def _of_scaling(run: settings.Run) -> list[str]:
+    """ "setting ours (the paper's)" of a run of Table 2, its device included where it measured something."""
+    found = [
+        f"{row['setting']} {plain(run.settings.get(row['key']))} ({row['paper']})"
+        for row in quoted.rows("table2_settings")
+        if not settings.same(run.settings.get(row["key"]), row["paper"])
+    ]
+    result = read_run(Path(run.folder))[1]
+    device = result.get("provenance", {}).get("device_type")
+    if result["status"] == "ok" and device != "cuda":
+        found.append(f"device {device} (cuda)")
+    return found + _unprinted(run)
 
 
 def _name(key: str) -> str:

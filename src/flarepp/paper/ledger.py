@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import deviations, quoted, rules, typeset
-from flarepp.paper.cells import cells, check_scale, describe
+from flarepp.paper import deviations, quoted, rules, scaling, typeset
+from flarepp.paper.cells import SYMBOLS, cells, check_scale, describe
 from flarepp.record import atomic_path
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
@@ -24,9 +24,25 @@ AXES = {
     "model": "",
     "num_blocks": 0,
     "precision": "",
+    "num_tokens": 0,
+    "num_latents": 0,
+    "num_ranks": 0,
 }  # and what a rule sees where a claim names no values
+NOTHING = "too little to compare"
 COLUMNS = ["id", "place", "statement", "paper", "measured", "n", "verdict", "runs"]
-REQUIRED, OPTIONAL = {"id", "place", "statement", "paper", "needs"}, {"partial", "rule", "with", "criterion"}
+REQUIRED = {"id", "place", "statement", "paper", "needs"}
+OPTIONAL = {"partial", "structural", "rule", "with", "criterion"}
+OF_SCALE = ("num_tokens", "num_latents", "num_ranks")  # axes whose values at other scales than paper are the scale's own
+# What the paper says of its own tables that no run can show.
+PRINTED = [
+    {
+        "id": "cp.unity",
+        "paper": "two entries exceed unity",
+        "needs": {"suite": scaling.SUITE},
+        "rule": "above_one",
+        "with": {"count": 2},
+    }
+]
 
 
 def build(
@@ -40,7 +56,7 @@ def build(
     check_scale(records, scale)
     claims = read_claims() if claims is None else claims
     suites = dict.fromkeys(claim["needs"]["suite"] for claim in claims if claim.get("rule"))
-    by_suite = {suite: cells(records, suite, shown) for suite in suites}
+    by_suite = {suite: _frame(records, suite, shown) for suite in suites}
     for frame in by_suite.values():
         frame["dataset_label"] = list(map(quoted.heading, frame["dataset_label"], frame["data_source"]))
     differing = {suite: deviations.find(records, suite, scale) for suite in suites}
@@ -61,6 +77,11 @@ def build(
     for suffix, text in texts.items():
         with atomic_path(Path(out) / f"ledger{suffix}") as partial:
             partial.write_text(text, encoding="utf-8")
+
+
+def _frame(records: pandas.DataFrame, suite: str, shown: str) -> pandas.DataFrame:
+    """What the rules of a suite's claims are about: its efficiencies, or its errors called `shown`."""
+    return scaling.efficiencies(records) if suite == scaling.SUITE else cells(records, suite, shown)
 
 
 def read_claims(path: Path = CLAIMS) -> list[dict]:
@@ -85,7 +106,7 @@ def decide(
 ) -> dict:
     """One row of the ledger.
 
-    by_suite: the cells of every suite that has a rule. differing: for every such suite, what its runs have
+    by_suite: the cells (`_frame`) of every suite that has a rule. differing: for every such suite, what its runs have
     other than the paper (`deviations.find`).
     """
     row = {key: claim[key] for key in ("id", "place", "statement", "paper")} | {"n": 0, "runs": ""}
@@ -93,11 +114,12 @@ def decide(
         return row | {"measured": f"nothing yet (suite {claim['needs']['suite']})", "verdict": "not run"}
     rule = _rule(claim)
     suite = claim["needs"]["suite"]
-    needed = _needed(by_suite[suite], claim)
+    needs = _needs(by_suite[suite], claim["needs"], scale)
+    needed = _needed(by_suite[suite], needs, claim["id"])
     failed = needed["status"].isin(["diverged", "out of memory"]) | (needed["failed"] != "")
     good, bad, there = needed[needed["n"] > 0], needed[failed], needed[(needed["n"] > 0) | failed]
-    missing = _missing(there, claim["needs"])
-    unnamed = {axis: value for axis, value in AXES.items() if axis not in claim["needs"]}
+    missing = _missing(there, needs)
+    unnamed = {axis: value for axis, value in AXES.items() if axis not in needs}
     outcome = rule(good.assign(**unnamed)) if not missing or claim.get("partial") else None
     measured = [outcome[0]] if outcome else []
     measured += [f"{describe(cell)}: {cell['failed'] or cell['status']}" for _, cell in bad.iterrows()]
@@ -105,25 +127,33 @@ def decide(
     runs = list(dict.fromkeys(run for runs in needed["runs"] for run in runs))
     settings = deviations.words(differing[suite].get(run, []) for run in runs)
     return row | {
-        "measured": "; ".join(measured),
+        "measured": "; ".join(measured) or NOTHING,
         "n": int(there["n"].min()) if len(there) else 0,
-        "verdict": _verdict(outcome, bad, missing, scale, good["data_source"].unique(), settings),
+        "verdict": _verdict(outcome, bad, missing, scale, good["data_source"].unique(), settings, claim.get("structural")),
         "runs": ";".join(runs),
     }
 
 
 def _verdict(
-    outcome: rules.Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources, settings: str
+    outcome: rules.Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources, settings: str, structural: bool | None
 ) -> str:
     """The paper's numbers are about published data, its scale and its settings; nothing else confirms or
-    refutes them, and no part of what a claim takes does."""
+    refutes them, and no part of what a claim takes does.
+
+    A structural claim is about what is computed, not about a number of the paper: any run can refute it, and all that it
+    takes confirm it, at every scale.
+    """
     if outcome is None:
-        return f"not comparable ({_reasons(bad)})" if len(bad) and not missing else "not run"
+        return "not run" if missing else f"not comparable ({_reasons(bad) if len(bad) else NOTHING})"
+    if structural and outcome[1] is False:
+        return "not reproduced"
     reasons = [f"scale {scale}"] if scale != "paper" else []
-    reasons += [f"{quoted.kind(source)} data" for source in sources if source != "published"]
+    reasons += [f"{quoted.kind(source)} data" for source in sources if source not in ("published", quoted.RANDOM)]
     reasons += [f"settings differ: {settings}"] if settings else []
+    reasons = [] if structural else reasons
     reasons += [_reasons(bad)] if len(bad) else []
     reasons = reasons or ([f"missing: {missing}"] if missing else [])
+    reasons = reasons or ([NOTHING] if outcome[1] is None else [])
     if reasons:
         return f"not comparable ({', '.join(reasons)})"
     return "reproduced" if outcome[1] else "not reproduced"
@@ -152,15 +182,28 @@ def _rule(claim: dict) -> Callable[[pandas.DataFrame], rules.Outcome]:
     return lambda good: function(good, **parameters)
 
 
-def _needed(suite: pandas.DataFrame, claim: dict) -> pandas.DataFrame:
-    """The cells a claim needs. ValueError when one is there twice on the axes that the claim names."""
-    needs = claim["needs"]
-    named = [axis for axis in AXES if axis in needs]
-    chosen = suite[suite[named].isin({axis: needs[axis] for axis in named}).all(axis=1)]
-    twice = chosen[chosen.duplicated(named)]
+def _needs(suite: pandas.DataFrame, needs: dict, scale: str) -> dict:
+    """What a claim needs at a scale: those sizes that the scale chooses are all that its suite has."""
+    if scale == "paper" or suite.empty:
+        return needs
+    return {axis: list(suite[axis].unique()) if axis in OF_SCALE else values for axis, values in needs.items()}
+
+
+def _needed(suite: pandas.DataFrame, needs: dict, name: str) -> pandas.DataFrame:
+    """The cells that the claim `name` needs. ValueError when one is there twice on the axes that it names."""
+    chosen = _on_axes(suite, needs)
+    twice = chosen[chosen.duplicated([axis for axis in AXES if axis in needs])]
     if len(twice):
-        raise ValueError(f"claim {claim['id']}: more than one configuration of {describe(twice.iloc[0])}")
+        raise ValueError(f"claim {name}: more than one configuration of {describe(twice.iloc[0])}")
     return chosen
+
+
+def _on_axes(frame: pandas.DataFrame, needs: dict) -> pandas.DataFrame:
+    """The rows with the values that `needs` lists on axes."""
+    kept = pandas.Series(True, index=frame.index)
+    for axis in AXES:
+        kept &= frame[axis].isin(needs[axis]) if axis in needs else True
+    return frame[kept]
 
 
 def _missing(there: pandas.DataFrame, needs: dict) -> str:
@@ -175,7 +218,7 @@ def _missing(there: pandas.DataFrame, needs: dict) -> str:
         gone = [value for value in needs[axis] if value in absent_values - set(there[axis])]
         absent = {cell for cell in absent if cell[position] not in gone}
         words = [
-            f"B = {value}" if axis == "num_blocks" else quoted.paper_name(axis, value) or value
+            f"{SYMBOLS[axis]} = {value:,.0f}" if axis in SYMBOLS else quoted.paper_name(axis, value) or value
             for value in gone
         ]
         parts += [", ".join(words)] if words else []
@@ -205,14 +248,13 @@ def paper_cells() -> pandas.DataFrame:
 
 
 def consistency(claims: list[dict]) -> list[list[str]]:
-    """Rows (id, stated, recomputed, agrees): Table 1's claims under their rules, on the paper's numbers."""
-    printed, rows = paper_cells(), []
-    for claim in claims:
-        if claim.get("rule") and claim["needs"]["suite"] == "table1":
-            needs = claim["needs"]
-            needed = printed["dataset"].isin(needs["dataset"]) & printed["model"].isin(needs["model"])
-            measured, holds = _rule(claim)(printed[needed])
-            rows.append([claim["id"], claim["paper"], measured, "yes" if holds else "no"])
+    """Rows (id, stated, recomputed, agrees): claims of Tables 1 and 2 under their rules, on the paper's numbers, and what
+    else the paper says of these tables."""
+    printed, rows = {"table1": paper_cells(), scaling.SUITE: scaling.printed()}, []
+    for claim in [*claims, *PRINTED]:
+        if claim.get("rule") and (table := printed.get(claim["needs"]["suite"])) is not None:
+            outcome = _rule(claim)(_on_axes(table, claim["needs"]))
+            rows += [[claim["id"], claim["paper"], outcome[0], "yes" if outcome[1] else "no"]] if outcome else []
     return rows
 
 
@@ -242,13 +284,13 @@ def _latex(entries: pandas.DataFrame, caption: str, stamp: str, family: str) -> 
 
 
 def _markdown(entries: pandas.DataFrame, claims: list[dict], caption: str, stamp: str) -> str:
-    """The ledger, the paper's Table 1 under the same rules, and what each verdict takes."""
+    """The ledger, the paper's Tables 1 and 2 under the same rules, and what each verdict takes."""
     short = entries.assign(runs=[_short(runs) for runs in entries["runs"]])
     counts = entries["verdict"].str.replace(r" \(.*", "", regex=True).value_counts()
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     main = _table([(name, "l") for name in COLUMNS], short.values.tolist(), f"{caption} {summary}.", stamp)
     check = _table(
-        [(name, "l") for name in ("id", "paper states", "from its own Table 1", "agrees")],
+        [(name, "l") for name in ("id", "paper states", "from its own tables", "agrees")],
         consistency(claims),
         "The same rules on the numbers the paper prints; nothing here was measured by this project.",
         "",

@@ -2,6 +2,7 @@
 
 Data have one of four sources: the `published` files, points `presampled` by us from data that were published whole, `generated`
 by our solvers for the same problem, or a `stand-in` of ours for a simpler problem. Nothing but the first is the paper's experiment.
+Where no data are learned from, as in Table 2, tokens are `random` in the paper's experiment too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ WEIGHTS = {
     "best_test": "lowest test error over the evaluations of a run (selected on the test set)",
 }
 STAND_IN = "stand-in"
+RANDOM = "random"
+TABLE2_LATENTS = 128  # of the rows that the paper's Table 2 shows
 SOURCES = {
     "published": "the published files",
     "presampled": "points and split of ours, from the full public data",
@@ -46,6 +49,16 @@ def table1(model: str, dataset: str) -> float | str | None:
         return None if text is None else float(text)
     except ValueError:
         return text
+
+
+def table2(model: str, num_tokens: float, num_latents: float, num_ranks: float) -> tuple[str, str] | None:
+    """The paper's (time, memory) efficiency of a row of Table 2 as printed; None where it has no such row."""
+    name = paper_name("model", model)
+    for row in rows("table2"):
+        theirs = (row["model"], int(row["num_tokens"]), TABLE2_LATENTS, int(row["num_ranks"]))
+        if theirs == (name, num_tokens, num_latents, num_ranks):
+            return row["time_efficiency"], row["memory_efficiency"]
+    return None
 
 
 def dataset_row(table: str, column: str, dataset: str) -> dict[str, str]:
@@ -85,14 +98,16 @@ def data_words(sources: dict[str, str]) -> str:
 
 
 def stamp(scale: str, data_sources: Iterable[str], differing: str = "") -> str:
-    """The mark on all that is not the paper's experiment; empty for published data at scale `paper` under the
-    paper's settings.
+    """The mark on all that is not the paper's experiment; empty for published data (or random tokens, which are no
+    data) at scale `paper` under the paper's settings.
 
     differing: which settings are not the paper's, from `deviations.words`.
     """
-    sources, parts = sorted(set(data_sources)), []
+    given, parts = set(data_sources), []
+    sources = sorted(given - {RANDOM})
     if scale != "paper" or sources not in (["published"], []):
-        parts.append(f"scale {scale}, {' and '.join(map(kind, sources)) or 'no'} data: not the paper's numbers")
+        data = f", {' and '.join(map(kind, sources)) or 'no'} data" if sources or not given else ""
+        parts.append(f"scale {scale}{data}: not the paper's numbers")
     if differing:
         parts.append(f"settings differ from the paper's: {differing}")
     return "; ".join(parts)

@@ -2,7 +2,8 @@
 
 A rule gets the cells a claim needs (a DataFrame with dataset, model, num_blocks, precision, dataset_label and
 mean, the error in %; only cells with a value; one constant on axes the claim does not name) and the claim's
-parameters. It returns (what was measured, whether the claim holds), or None when too few cells are there to
+parameters; of suite table2 the rows of `scaling.efficiencies`. It returns (what was measured, whether the claim
+holds, None where nothing speaks against it but too little was compared), or None when too few cells are there to
 say anything. It knows nothing of scales, data sources or missing runs.
 """
 
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import pandas
 
-Outcome = tuple[str, bool] | None
+Outcome = tuple[str, bool | None] | None
 PLACE = ["dataset", "num_blocks", "precision"]
+BYTES = 4  # of a number that ranks exchange: FP32, whatever the precision
 
 
 def lowest_everywhere(cells: pandas.DataFrame, model: str) -> Outcome:
@@ -139,6 +141,82 @@ def precision_change(cells: pandas.DataFrame, percent: float, tolerance: float) 
     if change.empty:
         return None
     return f"{_signed(change.iloc[0])} %", bool(abs(change.iloc[0] - percent) <= tolerance)
+
+
+def efficiency_within(cells: pandas.DataFrame, kind: str, low: float, high: float = float("inf")) -> Outcome:
+    """Every "time" or "memory" efficiency on two ranks or more, rounded to two digits, is at least `low`, at most `high`."""
+    name = f"{kind}_efficiency"
+    rows = cells[(cells["num_ranks"] > 1) & cells[name].notna()]
+    if rows.empty:
+        return None
+    rounded = rows[name].map("{:.2f}".format).astype(float)
+    shared = int(rows["shared_cores"].astype(bool).sum())
+    among = f", {shared} of them on shared cores" if shared else ""
+    return f"{_span(rounded)} over {_count(len(rows), 'row')}{among}", bool(rounded.between(low, high).all())
+
+
+def latents_agree(cells: pandas.DataFrame, time_percent: float, memory_percent: float) -> Outcome:
+    """Efficiencies of runs that differ in their latents alone differ by at most these percent of the smaller one."""
+    shares = {"time": time_percent, "memory": memory_percent}
+    groups = cells[cells["num_ranks"] > 1].groupby(["model", "num_tokens", "num_ranks"], sort=False)
+    texts, holds = [], True
+    for kind, percent in shares.items():
+        several = [values for _, values in groups[f"{kind}_efficiency"] if len(values.dropna()) > 1]
+        if not several:
+            return None
+        largest = max(100 * (values.max() / values.min() - 1) for values in several)
+        texts.append(f"{largest:.1f} % in {kind}")
+        holds = holds and largest <= percent
+    return f"at most {' and '.join(texts)}, over {_count(len(several), 'setting')}", bool(holds)
+
+
+def payload(
+    cells: pandas.DataFrame, encoders: dict[str, int], model: str, against: str, forward: dict, backward: dict
+) -> Outcome:
+    """A rank hands in what the encoders of its blocks exchange and nothing else, the same at every N, and for `model` as
+    many times `against`'s as it has `encoders`.
+
+    forward, backward: `collectives` of one encoder, and the `scalars` that travel with the D numbers of a latent.
+    """
+    rows = cells[(cells["num_ranks"] > 1) & cells["forward_bytes"].notna()]
+    if rows.empty:
+        return None
+    count, right = rows["model"].map(encoders), pandas.Series(True, index=rows.index)
+    for name, each in {"forward": forward, "backward": backward}.items():
+        right &= rows[f"{name}_collectives"] == count * rows["blocks"] * each["collectives"]
+        right &= rows[f"{name}_bytes"] == count * rows["latent_rows"] * (rows["head_dim"] + each["scalars"]) * BYTES
+    sent = rows.assign(bytes=rows["forward_bytes"] + rows["backward_bytes"])
+    sizes = sent.groupby(["model", "num_latents", "num_ranks"], sort=False)["bytes"].agg(["nunique", "size"])
+    sizes = sizes[sizes["size"] > 1]
+    table = sent.pivot(index=["num_tokens", "num_latents", "num_ranks"], columns="model", values="bytes")
+    ratios = (table[model] / table[against]).dropna() if {model, against} <= set(table) else pandas.Series(dtype=float)
+    same, twice = sizes["nunique"] == 1, ratios == encoders[model] / encoders[against]
+    texts = [f"{right.sum()} of {_count(len(rows), 'row')} as the formula says"]
+    texts.append(f"the same at every N in {same.sum()} of {_count(len(same), 'setting')}" if len(same) else "at one N only")
+    if len(ratios):
+        labels = rows.set_index("model")["label"]
+        span = " to ".join(dict.fromkeys(f"{ratio:.4g}" for ratio in (ratios.min(), ratios.max())))
+        texts.append(f"{labels[[model]].iloc[0]} over {labels[[against]].iloc[0]} {span}")
+    holds = bool(right.all() and same.all() and twice.all())
+    return ", ".join(texts), (None if holds and not (len(same) and len(twice)) else holds)
+
+
+def above_one(cells: pandas.DataFrame, count: int) -> Outcome:
+    """`count` of the efficiencies, of time and of memory, exceed unity."""
+    found = [
+        f"{row['label']}, N = {row['num_tokens']:,}, R = {row['num_ranks']}: {row[name]:.2f} in {name.split('_')[0]}"
+        for name in ("time_efficiency", "memory_efficiency")
+        for _, row in cells[cells[name] > 1].iterrows()
+    ]
+    return f"{_count(len(found), 'entry', 'entries')}{': ' if found else ''}{'; '.join(found)}", len(found) == count
+
+
+def _span(values: pandas.Series) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.2f}" for value in (values.min(), values.max())))
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def _by(cells: pandas.DataFrame, axis: str) -> pandas.DataFrame:

@@ -69,7 +69,8 @@ PUBLISHED = {  # our key: (table, column naming the dataset, column)
 }
 BENCHMARK = ("dataset.num_train", "dataset.num_test", "tokens")  # what all models of a dataset share
 BACKBONE = "backbone"  # the model that takes any mixer; every other model is a complete architecture
-LEFT_OUT = ("training.seed", "derived.head_dim")  # of comparisons; the latter follows from width and heads
+# Of comparisons: the head width follows from width and heads, and several processes compute what one does.
+LEFT_OUT = ("training.seed", "derived.head_dim", "training.context_parallel", "training.data_parallel")
 ON_PURPOSE = {"model.as_published": "differs on purpose: the published form hides the input from all but the expert gates"}
 MATCHED = "matched backbone"
 WORDS = {
@@ -132,8 +133,8 @@ def _settings(spec: dict) -> dict:
     """Flatten a spec and add what follows from it: head width from C and H, epochs from given steps."""
     flat = {
         f"{part}.{key}": value
-        for part in ("model", "training", "dataset")
-        for key, value in spec[part].items()
+        for part in ("model", "training", "dataset", "scaling")
+        for key, value in spec.get(part, {}).items()
     }
     flat = {key: value for key, value in flat.items() if key not in LENGTHS or value is not None}
     if {"model.channel_dim", "model.num_heads"} <= flat.keys():
