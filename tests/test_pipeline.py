@@ -20,7 +20,7 @@ from conftest import PROJECT
 from flarepp.record import read_records
 
 ARTEFACTS = [
-    *(f"results/smoke/tables/{name}.{kind}" for name in ("table1", "table3", "table4", "table5") for kind in ("tex", "csv", "md")),
+    *(f"results/smoke/tables/{name}.{kind}" for name in ("table1", "table2", "table3", "table4", "table5") for kind in ("tex", "csv", "md")),
     *(f"paper_figures/smoke/{name}.{kind}" for name in ("figure2", "figure4", "figure6", "figure7", "figure8", "figure9") for kind in ("pdf", "png")),
     *(f"results/smoke/ledger.{kind}" for kind in ("md", "csv", "tex")), "results/smoke/records.csv"]
 MODELS = ["full", "gnot", "transolver3", "flare", "flarepp"]
@@ -76,9 +76,11 @@ def test_records_hold_every_run_once_a_suite(copy):
     records = read_records(copy / "results/smoke/records.csv")
     absent = records[records["status"] != "ok"]
     assert set(absent["status"]) == {"not affordable"} and list(absent["dataset"]) == ["pipe", "drivaerml"]
-    assert set(records["suite"]) == {"table1", "figure4"}
+    assert set(records["suite"]) == {"table1", "figure4", "table2"}
     runs = records[records["metric"] == "last"].groupby("suite")["run"].count()
     assert runs.to_dict() == {"table1": 5 * len(MODELS) - 2 + 15, "figure4": 24}
+    cells = records[records["metric"] == "step_ms"]
+    assert set(zip(cells["model"], cells["num_ranks"])) == {(model, ranks) for model in ("flare", "flarepp") for ranks in (1, 2)}
     assert not records.dropna(subset=["run"]).duplicated(["suite", "run", "metric"]).any()
     on_disk = {str(path.parent.relative_to(copy)) for path in copy.glob("results/smoke/runs/**/metrics.json")}
     assert set(records["run"].dropna()) == on_disk
@@ -114,13 +116,29 @@ def all_runs(copy: Path) -> set[str]:
     return {str(path.parent.relative_to(copy / "results/smoke/runs")) for path in copy.glob("results/smoke/runs/**/history.csv")}
 
 
+def scaled(jobs: list[str]) -> set[str]:
+    return {job.removeprefix("scaling results/smoke/runs/") for job in jobs if job.startswith("scaling ")}
+
+
+def all_cells(copy: Path) -> set[str]:
+    return {str(path.parent.relative_to(copy / "results/smoke/runs")) for path in copy.glob("results/smoke/runs/table2/**/metrics.json")}
+
+
+def test_a_key_of_scaling_measures_again_and_trains_nothing(copy):
+    overlay = copy / "overlay.yaml"
+    overlay.write_text(yaml.safe_dump({"scaling": {"timed_steps": 3}}))
+    jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
+    assert scaled(jobs) == all_cells(copy) and len(scaled(jobs)) == 4 and trained(jobs) == set()
+    assert {"table2", "records of table2", "claims ledger"} <= set(jobs) and "table1" not in jobs
+
+
 def test_a_models_key_runs_that_model_and_what_depends_on_it(copy):
     overlay = copy / "overlay.yaml"
     overlay.write_text(yaml.safe_dump({"models": {"flarepp": {"training": {"lr": 5e-4}}}}))
     jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
     assert trained(jobs) == {run for run in all_runs(copy) if "/flarepp/" in run} != set()
     assert {"table1", "figure4", "figure6", "figure7", "claims ledger"} <= set(jobs)
-    assert not any(job.startswith(("dataset", "trivial")) for job in jobs)
+    assert not any(job.startswith(("dataset", "trivial", "scaling")) for job in jobs)
 
 
 def test_a_datasets_key_runs_that_dataset(copy):
@@ -133,11 +151,13 @@ def test_a_datasets_key_runs_that_dataset(copy):
 
 @pytest.mark.parametrize("file, part", [
     ("mixers/flarepp.py", "/flarepp/"), ("mixers/full.py", "/full/"), ("solvers/darcy.py", "/darcy/"),
-    ("data/elasticity.py", "/elasticity/"), ("attention.py", "/")])
+    ("data/elasticity.py", "/elasticity/"), ("attention.py", "/"), ("scaling.py", "table2/")])
 def test_editing_a_source_runs_exactly_its_runs(restored, file, part):
     path = restored / "src/flarepp" / file
     path.write_text(path.read_text() + "\n# an edit\n")
-    assert trained(planned(restored)) == {run for run in all_runs(restored) if part in run}
+    jobs = planned(restored)
+    assert trained(jobs) == {run for run in all_runs(restored) if part in run}
+    assert scaled(jobs) == {cell for cell in all_cells(restored) if part in cell}
 
 
 def test_editing_a_figure_redraws_it_alone(restored):
@@ -173,6 +193,7 @@ def test_paper_scale_is_listed_within_ten_seconds(copy):
     (["--config", "scale=papre"], "did you mean 'paper'"),
     (["--config", "defaults={training: {lrr: 1}}"], "did you mean 'lr'"),
     (["--config", "seeds=0"], "seeds"),
+    (["--config", "scaling={models: [full]}"], "scaling.models: got 'full'; it cannot share tokens"),
     (["--config", "suites={table1: {axes: {precision: [fp16]}}}"], "suites.table1.axes: got 'precision'; allowed: none"),
 ])
 def test_a_broken_configuration_stops_before_any_job(copy, words, expected):
@@ -219,5 +240,5 @@ def test_report_opens_offline_with_every_artefact(copy):
     answer = snakemake(copy, "--report", "report.html")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     page = (copy / "report.html").read_text()
-    for name in ("table1", "table4", "table5", "figure4", "figure6", "figure7", "ledger", "darcy.json"):
+    for name in ("table1", "table2", "table4", "table5", "figure4", "figure6", "figure7", "ledger", "darcy.json"):
         assert name in page

@@ -168,6 +168,13 @@ def test_a_models_key_changes_its_runs_only(config):
     assert changed == {path for path in before if "/flarepp/" in path}
 
 
+@pytest.mark.parametrize("model", ["transolver", "transolverpp", "transolver3", "flare", "flarepp", "flarepp_shared", "flarepp_anchored"])
+def test_mixers_that_sum_over_tokens_run_on_several_ranks(config, model):
+    after = runs(config, **{f"models__{model}__training": {"context_parallel": 3, "data_parallel": 2}})
+    training = [json.loads(text)["training"] for path, text in after.items() if f"/{model}/" in path]
+    assert training and all((each["context_parallel"], each["data_parallel"]) == (3, 2) for each in training)
+
+
 def test_a_datasets_key_changes_its_runs_only(config):
     before, after = runs(config), runs(config, datasets__darcy__data__seed=1)
     assert {path for path in before if before[path] != after[path]} == {path for path in before if "/darcy/" in path}
@@ -255,6 +262,10 @@ BROKEN = {
     "a lock for each benchmark": ("data.lock", {"pipe": "a", "default": "b"}, ["data.lock", "a, b"]),
     "a mesh of none": ("datasets.pipe.data.mesh", [0, 4], ["datasets.pipe.data.mesh.0", "got 0", "at least 1"]),
     "points below one": ("datasets.drivaerml.data.num_points", 0, ["datasets.drivaerml.data.num_points", "at least 1"]),
+    "replicas that do not share the batch": ("defaults.training.data_parallel", 3, ["training.data_parallel", "got 3", "batch_size 4", "[1, 2, 4]"]),
+    "tokens of full attention on two ranks": ("models.full.training", {"context_parallel": 2}, ["models.full", "training.context_parallel", "got 2", "'full'", "allowed for it: 1", "flarepp, "]),
+    "tokens of a whole model on two ranks": ("models.gnot.training.context_parallel", 2, ["training.context_parallel", "got 2", "'gnot'", "Mixers that can: flare, "]),
+    "no rank": ("defaults.training.context_parallel", 0, ["defaults.training.context_parallel", "got 0", "at least 1"]),
     "an unknown source": ("data.source", "dowload", ["data.source", "'dowload'", "did you mean 'download'", "auto"]),
     "a gradient term without a grid": ("defaults.training.gradient_weight", 0.1, ["gradient_weight", "elasticity", "grid"]),
     "a key of another benchmark": ("datasets.elasticity.data.resolution", 29, ["datasets.elasticity.data", "'resolution'", "mesh"]),
@@ -287,12 +298,32 @@ BROKEN = {
     "an unknown predictor": ("predictors.pca_rigde", {"label": "P"}, ["predictors", "did you mean 'pca_ridge'"]),
     "two models of one label": ("models.full.label", "FLARE", ["'flare'", "twice"]),
     "a section that is missing": ("models", {}, ["models"]),
+    "scaling without one rank": ("scaling.num_ranks", [2, 4], ["scaling.num_ranks", "[2, 4]", "1 must be among them"]),
+    "no rank": ("scaling.num_ranks", [0, 1], ["scaling.num_ranks.0", "got 0", "at least 1"]),
+    "ranks that are no list": ("scaling.num_ranks", 2, ["scaling.num_ranks", "got 2", "array"]),
+    "tokens twice": ("scaling.num_tokens", [256, 256], ["scaling.num_tokens", "without repetitions"]),
+    "a misspelt key of scaling": ("scaling.num_token", [256], ["scaling", "did you mean 'num_tokens'"]),
+    "an unknown model in scaling": ("scaling.models", ["flare", "flarep"], ["scaling.models", "did you mean 'flarepp'"]),
+    "attention over all tokens on ranks": ("scaling.models", ["flare", "full"], ["scaling.models", "'full'", "cannot share tokens", "flare, flarepp"]),
+    "a whole architecture on ranks": ("scaling.models", ["lno"], ["scaling.models", "'lno'", "cannot share tokens"]),
+    "a device that scaling does not choose": ("scaling.device", "auto", ["scaling.device", "'auto'", "cpu, cuda"]),
+    "a precision of scaling": ("scaling.precision", "fp64", ["scaling.precision", "'fp64'", "fp32, fp16"]),
+    "no timed step": ("scaling.timed_steps", 0, ["scaling.timed_steps", "got 0", "at least 1"]),
+    "heads of scaling": ("scaling.model.num_heads", 3, ["scaling", "num_heads", "got 3", "[1, 2, 4, 8, 16]"]),
+    "latents beside the list of them": ("scaling.model.num_latents", 8, ["scaling.model", "'num_latents'", "num_blocks"]),
+    "a misspelt size of scaling": ("scaling.model.chanel_dim", 8, ["scaling.model", "did you mean 'channel_dim'"]),
+    "LayerNorm in half precision ranks": ("scaling", {"precision": "fp16", "model": {"norm": "layernorm"}}, ["scaling", "'layernorm'", "rmsnorm"]),
+    "scaling by benchmark": ("scaling.seed", {"darcy": 1}, ["scaling", "'seed' is missing"]),
+    "scaling that is null": ("scaling", None, ["scaling", "null"]),
+    "a suite of the name that scaling makes": ("suites.table2", {"models": ["flare"]}, ["suites", "'table2'", "scaling"]),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken_configuration_is_refused(config, what):
     path, value, words = BROKEN[what]
+    if path == "scaling" and value is not None:
+        value = config["scaling"] | value | {"model": config["scaling"]["model"] | value["model"]}
     set_key(config, path, value) if ".." not in path else config["suites"].update({"../x": value})
     config["scale"] = "smoke" if path != "scale" else value
     with pytest.raises(ValueError) as caught:
@@ -333,6 +364,55 @@ def test_sources_of_a_run_hold_its_mixer_and_no_other(config):
         assert {"src/flarepp/attention.py", "src/flarepp/train.py"} <= set(run.code)
         assert not any("paper" in file or "solvers" in file or "spec.py" in file for file in run.code)
         assert all((PROJECT / file).exists() for file in run.code)
+
+
+CELLS = {"smoke": 4, "quick": 12, "desk": 24, "paper": 24}
+
+
+@pytest.mark.parametrize("scale", spec.SCALES)
+def test_scaling_is_a_suite_of_its_own(config, scale):
+    plan = spec.expand(config | {"scale": scale})
+    entries = plan.suites["table2"]
+    assert len(plan.scaling) == len(entries) == CELLS[scale]
+    assert plan.suite_runs("table2") == list(plan.scaling) and not set(plan.scaling) & set(plan.runs)
+    for entry, (path, run) in zip(entries, plan.scaling.items()):
+        model, settings = run.spec["model"], run.spec["scaling"]
+        assert path == f"results/{scale}/runs/table2/{entry['model']}/N{settings['num_tokens']}-M{model['num_latents']}-" \
+                       f"R{settings['num_ranks']}-{settings['precision']}"
+        assert (entry["num_tokens"], entry["num_ranks"], entry["num_latents"], entry["num_blocks"], entry["precision"]) == (
+            settings["num_tokens"], settings["num_ranks"], model["num_latents"], model["num_blocks"], settings["precision"])
+        assert (entry["dataset"], entry["dataset_label"], entry["seed"], entry["absent"]) == ("", "", 0, None)
+        code = {file.removeprefix("src/flarepp/") for file in run.code}
+        assert {"scaling.py", "parallel.py", "losses.py", "models/backbone.py", f"mixers/{model['mixer']}.py"} <= code
+        assert len([file for file in code if file.startswith("mixers/")]) == 2 and "spec.py" not in code  # its own and __init__
+
+
+def test_scaling_at_paper_scale_is_that_of_the_paper(config):
+    runs = spec.expand(config | {"scale": "paper"}).scaling
+    cells = {(run.spec["model"]["mixer"], run.spec["scaling"]["num_tokens"], run.spec["scaling"]["num_ranks"],
+              run.spec["model"]["num_latents"]) for run in runs.values()}
+    assert cells == set(itertools.product(("flare", "flarepp"), (500_000, 1_000_000), (1, 2, 4), (64, 128)))
+    one = runs["results/paper/runs/table2/flarepp/N1000000-M64-R4-fp16"].spec
+    assert one["model"] == {
+        "name": "backbone", "mixer": "flarepp", "channel_dim": 128, "num_heads": 8, "num_blocks": 8, "num_latents": 64,
+        "ffn_ratio": 4, "norm": "rmsnorm", "seed_norm": True, "qk_norm": False}
+    assert one["scaling"] == {"num_tokens": 1_000_000, "num_ranks": 4, "batch_size": 1, "precision": "fp16", "warmup_steps": 10,
+                              "timed_steps": 30, "num_threads": 1, "device": "cuda", "seed": 0}
+
+
+def test_a_key_of_scaling_changes_its_runs_only(config):
+    before, after = spec.expand(config), spec.expand(config | {"scaling": config["scaling"] | {"timed_steps": 7}})
+    assert after.runs == before.runs and after.scaling.keys() == before.scaling.keys()
+    assert {run.spec["scaling"]["timed_steps"] for run in after.scaling.values()} == {7}
+    models = copy.deepcopy(config["models"])
+    models["flare"]["training"] = {"lr": 0.1}
+    models["flarepp"]["model"] = {"qk_norm": {"darcy": True, "default": False}}
+    assert spec.expand(config | {"models": models}).scaling == before.scaling
+
+
+def test_what_shards_is_read_from_the_source():
+    assert [name for name in spec._names("mixers") if spec._shards(name)] == [
+        "flare", "flarepp", "flarepp_anchored", "flarepp_shared", "transolver", "transolver3", "transolverpp"]
 
 
 @pytest.mark.parametrize("source", ["path", "download"])

@@ -37,12 +37,32 @@ def presample(arguments: argparse.Namespace) -> None:
     full_data.presample(arguments.full, arguments.root / drivaerml.FOLDER, full_data.read_split(arguments.split))
 
 
-def train(arguments: argparse.Namespace) -> None:
+def train(arguments: argparse.Namespace) -> int:
     from flarepp.record import read_json
-    from flarepp.train import train as run
+    from flarepp.train import train_on_ranks
 
-    result = run(read_json(arguments.spec), data_of(arguments), arguments.spec.parent)
-    print(f"{result['status']}{': ' if result['message'] else ''}{result['message']} {json.dumps(result['metrics'])}")
+    return on_ranks(train_on_ranks, read_json(arguments.spec), data_of(arguments), arguments.spec.parent)
+
+
+def parallel(arguments: argparse.Namespace) -> int:
+    from flarepp.record import read_json
+    from flarepp.scaling import measure
+
+    return on_ranks(measure, read_json(arguments.spec), arguments.spec.parent)
+
+
+def on_ranks(function, *words) -> int:
+    """Make a record with several processes and show it. Exit code 1: one of them failed."""
+    from flarepp.parallel import RankFailed
+
+    try:
+        result = function(*words)
+    except RankFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    if result:  # only the main process has one
+        print(f"{result['status']}{': ' if result['message'] else ''}{result['message']} {json.dumps(result['metrics'])}")
+    return 0
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -157,6 +177,9 @@ def parser() -> argparse.ArgumentParser:
         sub = verb(name, function, help)
         sub.add_argument("spec", type=Path, help="spec.json; the record is written beside it")
         sub.add_argument("--data", type=Path, help="dataset file; by default that of the same results folder")
+    sub = verb("parallel", parallel, "measure time and memory of a step whose tokens several ranks share, from a spec.json of the "
+               "scaling experiment; starts the ranks itself")
+    sub.add_argument("spec", type=Path, help="spec.json; the record, metrics.json, is written beside it")
     sub = verb("evaluate", evaluate, "recompute predictions and errors of a finished run from its weights and compare them "
                "with its record; exit code 1 if the record does not follow from the weights")
     sub.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run; its own files are only read")

@@ -6,7 +6,8 @@ A run folder holds
     history.csv      the learning curve
     predictions.h5   test set: points, target and the predictions of the last and of the averaged (EMA) weights
     model.safetensors
-`records` turns many run folders into one tidy table: a row per run and metric.
+of which a trivial predictor and a scaling run have the first two. `records` turns many run folders into one tidy table: a row
+per run and metric.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 COLUMNS = ("suite", "run", "scale", "dataset", "dataset_label", "model", "label", "role", "num_blocks", "num_latents",
-           "precision", "seed", "status", "data_source", "metric", "value")
+           "num_tokens", "num_ranks", "precision", "seed", "status", "data_source", "metric", "value")
 STATUSES = ("ok", "diverged", "oom", "not run", "not affordable")
 
 
@@ -151,7 +152,8 @@ def records(plan: dict):
     """Turn a suite's plan into the tidy table of records (pandas.DataFrame with COLUMNS).
 
     plan: {"suite", "scale", "entries": [{"run", "dataset", "dataset_label", "model", "label", "role", "num_blocks",
-    "num_latents", "precision", "seed", "absent"}]}; an entry with `absent` (a reason) has no run folder.
+    "num_latents", "precision", "seed", "absent"}]}, those of a scaling run also "num_tokens" and "num_ranks"; an entry with
+    `absent` (a reason) has no run folder.
     """
     import pandas
 

@@ -3,8 +3,9 @@
     config.yaml -> pick (one scale, one benchmark) -> schema -> layers -> checks -> Plan of runs
 
 A value of the configuration may be a mapping by scale or by benchmark (`default` for the rest); `pick` chooses. A run's
-model and training sections are layered: defaults < suite < model < the suite's axes. Every error is a ValueError that names
-the key, what came, what is allowed and the nearest valid name.
+model and training sections are layered: defaults < suite < model < the suite's axes. Runs of the section `scaling` have a
+model section, its sizes < model < its lists, and settings of their own. Every error is a ValueError that names the key, what
+came, what is allowed and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PACKAGE = Path(__file__).parent
 SCHEMA = PACKAGE.parents[1] / "workflow" / "schemas" / "config.schema.yaml"
 NOT_OPTIONS = ("self", "in_dim", "out_dim", "grid", "seq_len", "mixer")  # arguments the data or the configuration's names give
 TRIVIAL = "trivial"
+SCALING = "table2"  # the suite that the section `scaling` makes
 ABSENT = object()  # what a selector yields when neither the scale, the benchmark nor `default` is among its keys
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below",
           "minItems": "a list of at least", "maxItems": "a list of at most", "minProperties": "a number of entries of at least"}
@@ -57,6 +59,7 @@ class Plan:
     datasets: dict[str, dict]
     runs: dict[str, Run]
     predictors: dict[str, Run]
+    scaling: dict[str, Run]
     suites: dict[str, list[dict]]
 
     def dataset_json(self, dataset: str) -> str:
@@ -87,7 +90,7 @@ class Plan:
         return json.dumps({"suite": suite, "scale": self.scale, "entries": self.suites[suite]}, sort_keys=True)
 
     def suite_runs(self, suite: str) -> list[str]:
-        """Folders of the suite's runs, trivial predictors included."""
+        """Folders of the suite's runs, trivial predictors and scaling runs included."""
         return [entry["run"] for entry in self.suites[suite] if entry["run"]]
 
 
@@ -100,16 +103,19 @@ def expand(config: dict) -> Plan:
     for each in (scale, *(other for other in SCALES if other != scale)):
         for dataset in names:
             validate(pick(config, each, dataset, names), f"scale {each}, {dataset}")
+        scaling = _without_benchmark(config, each, names)["scaling"]
+        _refuse(_validator("scaling"), scaling, f"config (scale {each})", "scaling")
     by_dataset = {dataset: pick(config, scale, dataset, names) for dataset in names}
     chosen = next(iter(by_dataset.values()))
     if len(locks := {picked["data"]["lock"] for picked in by_dataset.values()}) > 1:
         raise ValueError(f"data.lock: got {', '.join(sorted(locks))}; one file holds the pins of all benchmarks")
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
-    plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], chosen["data"]["lock"], datasets, {}, {}, {})
+    plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], chosen["data"]["lock"], datasets, {}, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     _check_names(chosen)
     for suite in sorted(chosen["suites"], key=lambda name: len(chosen["suites"][name].get("axes", {}))):
         plan.suites[suite] = list(_suite_entries(plan, known, suite, chosen, by_dataset))
+    plan.suites[SCALING] = list(_scaling_entries(plan, _without_benchmark(config, scale, names)))
     return plan
 
 
@@ -142,6 +148,11 @@ def pick(value: object, scale: str, dataset: str, names: list[str], path: str = 
         return pick(value[chosen], scale, dataset, names, path) if chosen in value else ABSENT
     items = ((key, pick(item, scale, dataset, names, f"{path}.{key}".lstrip("."))) for key, item in value.items())
     return {key: item for key, item in items if item is not ABSENT}
+
+
+def _without_benchmark(config: dict, scale: str, names: list[str]) -> dict:
+    """What the scaling runs are made of, picked for no benchmark: of a mapping by benchmark its `default`."""
+    return pick({key: config[key] for key in ("models", "scaling")}, scale, "", names)
 
 
 def validate(picked: dict, context: str) -> None:
@@ -268,6 +279,8 @@ def _check_names(chosen: dict) -> None:
     _known(chosen["predictors"], known, "predictors", "predictor")
     taken = {key for name, section in chosen["models"].items() for key in _accepted(section, f"models.{name}")}
     _known(chosen["defaults"]["model"], taken, "defaults.model", "key")
+    if SCALING in chosen["suites"]:
+        raise ValueError(f"suites: the name {SCALING!r} belongs to the suite that the section 'scaling' makes; choose another")
     for suite, section in chosen["suites"].items():
         _known(section["models"], chosen["models"], f"suites.{suite}.models", "model")
         options = {key for name in section["models"] for key in _accepted(chosen["models"][name], f"models.{name}")}
@@ -321,6 +334,53 @@ def _predictor_entry(plan: Plan, suite: str, predictor: str, dataset: str, picke
     plan.predictors[path] = Run(path, spec, sources("flarepp.predictors"))
     return {"dataset": dataset, "dataset_label": picked["datasets"][dataset]["label"], "model": predictor,
             "label": picked["predictors"][predictor]["label"], "role": TRIVIAL, "run": path, "absent": None, "seed": 0}
+
+
+def _scaling_entries(plan: Plan, picked: dict):
+    """Yield one entry per cell of the scaling experiment, models x tokens x latents x ranks; its runs join the plan."""
+    section = picked["scaling"]
+    _known(section["models"], picked["models"], "scaling.models", "model")
+    if 1 not in section["num_ranks"]:
+        raise ValueError(f"scaling.num_ranks: got {section['num_ranks']}; 1 must be among them, since efficiencies are "
+                         "relative to one rank")
+    for model in section["models"]:
+        base = {"dataset": "", "dataset_label": "", "model": model, "label": picked["models"][model]["label"],
+                "role": picked["models"][model]["role"], "absent": None}
+        axes = (section[key] for key in ("num_tokens", "num_latents", "num_ranks"))
+        for tokens, latents, ranks in itertools.product(*axes):
+            spec = scaling_spec(plan.scale, picked, model, tokens, latents, ranks)
+            precision, seed = spec["scaling"]["precision"], spec["scaling"]["seed"]
+            path = f"results/{plan.scale}/runs/{SCALING}/{model}/N{tokens}-M{latents}-R{ranks}-{precision}"
+            plan.scaling[path] = Run(path, spec, _model_sources("flarepp.scaling", spec["model"]))
+            yield base | {"run": path, "num_blocks": spec["model"]["num_blocks"], "num_latents": latents,
+                          "num_tokens": tokens, "num_ranks": ranks, "precision": precision, "seed": seed}
+
+
+def scaling_spec(scale: str, picked: dict, model: str, num_tokens: int, num_latents: int, num_ranks: int) -> dict:
+    """The complete spec of one scaling run; ValueError for a model that cannot run on several ranks."""
+    section, where = picked["scaling"], f"models.{model} (scaling)"
+    if not _shards(picked["models"][model].get("mixer")):
+        raise ValueError(f"scaling.models: got {model!r}; it cannot share tokens among ranks, allowed are models of the "
+                         f"backbone with one of the mixers {', '.join(filter(_shards, _names('mixers')))}")
+    options = {key for name in section["models"] for key in _accepted(picked["models"][name], f"models.{name}")}
+    _known(section["model"], sorted(options - {"num_latents"}), "scaling.model", "key")
+    axes = {"num_latents": num_latents}
+    given = _model_options(picked["models"][model], section["model"], axes, section["precision"], where)
+    _check_model(given, section["precision"], where)
+    cell = {"num_tokens": num_tokens, "num_ranks": num_ranks}
+    settings = {key: value for key, value in section.items() if key not in ("models", "model", "num_latents")}
+    return {"scale": scale, "model": given, "scaling": settings | cell}
+
+
+def _shards(mixer: str | None) -> bool:
+    """Whether a mixer has what context parallelism replaces: its class assigns `encode` or `sum_over_tokens`."""
+    if mixer is None:
+        return False
+    (found,) = (node for node in _tree(PACKAGE / "mixers" / f"{mixer}.py").body
+                if isinstance(node, ast.ClassDef) and node.name == "Mixer")
+    assigned = {target.id for node in found.body if isinstance(node, ast.Assign) for target in node.targets
+                if isinstance(target, ast.Name)}
+    return bool(assigned & {"encode", "sum_over_tokens"})
 
 
 def variant(spec: dict, axes) -> str:
@@ -418,21 +478,40 @@ def _model_options(section: dict, shared: dict, axes: dict, precision: str, wher
 def _check_run(spec: dict, where: str) -> None:
     """Refuse what could only fail later."""
     model, training, data = spec["model"], spec["training"], spec["dataset"]
-    width, heads = model.get("channel_dim"), model.get("num_heads")
-    if width is not None and heads is not None and width % heads:
-        allowed = [divisor for divisor in range(1, width + 1) if width % divisor == 0]
-        raise ValueError(f"{where} num_heads: got {heads}; channel_dim {width} must be divisible by it, allowed: {allowed}")
+    _check_model(model, training["precision"], where)
     if training["pct_start"] * training["steps"] <= 1:
         raise ValueError(f"{where} training.pct_start: got {training['pct_start']} of {training['steps']} steps; "
                          f"OneCycle needs pct_start * steps > 1, here pct_start > {1 / training['steps']:.4g}")
     if training["num_evaluations"] > training["steps"]:
         raise ValueError(f"{where} training.num_evaluations: got {training['num_evaluations']}; "
                          f"allowed: 1 to {training['steps']}, the number of steps")
-    if training["precision"] == "fp16" and model.get("norm") == "layernorm":
-        raise ValueError(f"{where} norm: got 'layernorm' with precision 'fp16'; mixed precision runs with 'rmsnorm'")
     if training["gradient_weight"] and "resolution" not in data:
         raise ValueError(f"{where} training.gradient_weight: got {training['gradient_weight']}; "
                          f"{data['name']} has no square grid, allowed: 0")
+    _check_ranks(model, training, where)
+
+
+def _check_ranks(model: dict, training: dict, where: str) -> None:
+    """Refuse numbers of processes that cannot share the batch or the tokens."""
+    batch, replicas, shards = (training[key] for key in ("batch_size", "data_parallel", "context_parallel"))
+    if batch % replicas:
+        allowed = [divisor for divisor in range(1, batch + 1) if batch % divisor == 0]
+        raise ValueError(f"{where} training.data_parallel: got {replicas}; batch_size {batch} must be divisible by it, "
+                         f"allowed: {allowed}")
+    if shards > 1 and not _shards(model.get("mixer")):
+        raise ValueError(f"{where} training.context_parallel: got {shards}; {model.get('mixer', model['name'])!r} cannot share "
+                         f"tokens among processes, allowed for it: 1. Mixers that can: "
+                         f"{', '.join(filter(_shards, _names('mixers')))}")
+
+
+def _check_model(model: dict, precision: str, where: str) -> None:
+    """Refuse a model that could not be built or would not run as it should."""
+    width, heads = model.get("channel_dim"), model.get("num_heads")
+    if width is not None and heads is not None and width % heads:
+        allowed = [divisor for divisor in range(1, width + 1) if width % divisor == 0]
+        raise ValueError(f"{where} num_heads: got {heads}; channel_dim {width} must be divisible by it, allowed: {allowed}")
+    if precision == "fp16" and model.get("norm") == "layernorm":
+        raise ValueError(f"{where} norm: got 'layernorm' with precision 'fp16'; mixed precision runs with 'rmsnorm'")
 
 
 def dataset_names() -> tuple[str, ...]:
@@ -482,8 +561,13 @@ def _arguments(name: str, folder: str, class_name: str, where: str) -> dict:
 
 def run_sources(model: dict) -> tuple[str, ...]:
     """Source files that a run's numbers depend on: the loop, the model, its mixer, and what they import."""
-    roots = ["flarepp.train", f"flarepp.models.{model['name']}"]
-    return sources(*roots, *([f"flarepp.mixers.{model['mixer']}"] if "mixer" in model else []))
+    return _model_sources("flarepp.train", model)
+
+
+def _model_sources(module: str, model: dict) -> tuple[str, ...]:
+    """Source files of a module, of the model it runs and of its mixer, with what they import."""
+    mixer = [f"flarepp.mixers.{model['mixer']}"] if "mixer" in model else []
+    return sources(module, f"flarepp.models.{model['name']}", *mixer)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ RESULTS = f"results/{SCALE}"
 FIGURE_FOLDER = f"paper_figures/{SCALE}"
 
 # Each table and figure with the suite whose records it is a function of.
-TABLES = {"table1": "table1", "table4": "table1", "table5": "table1"}
+TABLES = {"table1": "table1", "table2": "table2", "table4": "table1", "table5": "table1"}
 FIGURES = {"figure4": "figure4", **dict.fromkeys(["figure6", "figure7", "figure8", "figure9"], "table1")}
 OF_DATA = ["table3", "figure2"]  # functions of the datasets themselves
 
@@ -32,6 +32,7 @@ wildcard_constraints:
     suite="|".join(PLAN.suites),
     run="|".join(re.escape(path) for path in PLAN.runs),
     predictor="|".join(re.escape(path) for path in PLAN.predictors),
+    cell="|".join(re.escape(path) for path in PLAN.scaling),
 
 
 # What a run leaves that later steps read; `all` asks for it, so that a deleted file is made again.
@@ -40,7 +41,8 @@ RUN_FILES = ["spec.json", "metrics.json", "history.csv", "predictions.h5", "mode
 
 def records_of(suite):
     """Everything an artefact of a suite reads: the records, and what stands in the folders of its runs."""
-    runs = [f"{run}/{name}" for run in PLAN.suite_runs(suite) if run in PLAN.runs for name in ("metrics.json", "predictions.h5")]
+    read = {**dict.fromkeys(PLAN.runs, ("metrics.json", "predictions.h5")), **dict.fromkeys(PLAN.scaling, ("metrics.json",))}
+    runs = [f"{run}/{name}" for run in PLAN.suite_runs(suite) for name in read.get(run, ())]
     return [f"{RESULTS}/records/{suite}.csv", *runs]
 
 
