@@ -13,8 +13,10 @@ what it gathers has this rank's slice as its gradient. This is the only file tha
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -370,21 +372,26 @@ def launch(function: Callable, arguments: tuple, num_ranks: int):
     The ranks meet at a fresh port of this machine. When one ends with an error the others are ended too, within seconds, and
     RankFailed is raised. They do not outlive this process.
     """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", start_method="fork", max_restarts=0, monitor_interval=0.1)
-    try:
-        return elastic_launch(config, _rank)(function, os.getpid(), arguments)[0]
-    except ChildFailedError as error:
-        raise RankFailed(_first_failure(error)) from None
+    forked = multiprocessing.get_context("fork").Barrier(num_ranks)
+    with tempfile.TemporaryDirectory(prefix="flarepp-ranks-") as folder:  # of tracebacks
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", start_method="fork", max_restarts=0, monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=folder))
+        try:
+            return elastic_launch(config, _rank)(function, os.getpid(), arguments, forked)[0]
+        except ChildFailedError as error:
+            raise RankFailed(_first_failure(error)) from None
 
 
-def _rank(function: Callable, parent: int, arguments: tuple):
+def _rank(function: Callable, parent: int, arguments: tuple, forked):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handler, inherited, would wait for a collective to return
     end_with(parent)
+    forked.wait()  # a rank that connects makes the store's thread hold libc's resolver lock, which a later fork would inherit
     with patience():
         return function(*arguments)
 
