@@ -16,6 +16,7 @@ from flarepp.data.store import Affine, Benchmark, Samples, write
 from flarepp.spec import expand
 
 PROJECT = Path(__file__).parents[1]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # where CUDA was used in a backward pass, forks of the process cannot make one
 
 
 def changed(change):

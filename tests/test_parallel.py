@@ -262,9 +262,9 @@ def drawn(number):
     """A random case; in half precision a mixer alone under autocast, as the roundings of a whole model add up."""
     draw = random.Random(number)
     mixer, options = draw.choice(FORMS)
-    dtype = FP64 if "eval_noise" in options else draw.choice([FP64, FP64, FP64, FP32, FP16, BF16])  # each has its noise
+    dtype = FP64 if "eval_noise" in options else draw.choice([FP64, FP64, FP32, FP16, BF16])  # each has its noise
     half = dtype in (FP16, BF16)
-    counts = [draw.choice([0, 1, 2, 5, 17, 40]) for _ in range(draw.randint(1, MOST))]
+    counts = [draw.choice([0, 1, 2, 5, 17, 40]) for _ in range(draw.choice([1, 2, 2, 3, 3, 4, 4]))]
     counts[draw.randrange(len(counts))] += 3  # somebody has tokens
     heads = draw.choice([1, 2, 3])
     width = draw.choice([8, 11] if half else [3, 5, 8])  # a norm over few numbers makes much of roundings
@@ -419,7 +419,7 @@ def mutants():
 
 @pytest.mark.parametrize("name", [*MUTATIONS, None])
 def test_a_wrong_reduction_is_seen(mutants, name):
-    """The same cases pass unchanged, before and after."""
+    """The same cases pass unchanged."""
     chosen = [(mutation, results) for (label, mutation), results in mutants if label == name]
     assert chosen
     for mutation, results in chosen:
@@ -574,7 +574,7 @@ def nothing(job, ranks):
 
 
 def test_the_encoder_of_nothing_is_nothing():
-    launch(several, (nothing, [Job(1), Job(2)]), MOST)
+    assert launch(several, (nothing, [Job(1), Job(2)]), MOST) == [[None], [None, None]]
 
 
 @pytest.mark.parametrize("head_dim", [5, 16])
@@ -1038,7 +1038,7 @@ def noise(job, ranks):
 
 
 def test_noise_is_a_part_of_what_one_process_draws():
-    launch(several, (noise, [Job(size) for size in (1, 2, 3, 4)]), MOST)
+    assert launch(several, (noise, [Job(size) for size in (1, 2, 3, 4)]), MOST) == [[None] * size for size in (1, 2, 3, 4)]
 
 
 # --- starting and failing
@@ -1140,5 +1140,8 @@ def test_ranks_end_with_the_process_that_launched_them(tmp_path):
         time.sleep(0.05)
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
-    assert select.select([reading], [], [], 20)[0] and os.read(reading, 1) == b""
+    ended = bool(select.select([reading], [], [], 20)[0]) and os.read(reading, 1) == b""
     os.close(reading)
+    for path in tmp_path.iterdir() if not ended else ():
+        os.kill(int(path.name), signal.SIGKILL)
+    assert ended

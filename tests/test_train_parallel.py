@@ -27,8 +27,6 @@ from flarepp.models import build_model
 
 SIZES = [5, 40, 23, 60, 31, 17, 58, 9]
 STEPS = 30
-# Where CUDA is there, a backward pass in this process keeps its forks, which run on the CPU, from making one.
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="set CUDA_VISIBLE_DEVICES= to run these tests")
 
 
 def on(spec: dict, num_context: int, num_data: int = 1, **changes) -> dict:
