@@ -1051,6 +1051,26 @@ def told(number):
         return ranks.context_rank, total.item()
 
 
+def test_new_processes_where_pytorch_knows_cuda(monkeypatch):
+    """Something looks for a device before the ranks start (PyTorch's own launcher does): forks could not use one then."""
+    methods = []
+    get_context = parallel.multiprocessing.get_context
+    monkeypatch.setattr(parallel.multiprocessing, "get_context", lambda method: methods.append(method) or get_context(method))
+    assert launch(os.getppid, (), 1) == os.getpid()
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert launch(os.getppid, (), 2) == os.getpid() and list(dict.fromkeys(methods)) == ["fork", "spawn"]
+
+
+def test_a_device_for_every_process(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    parallel._take_device(1)
+    with pytest.raises(ValueError, match="got 2 for process 2"):
+        parallel._take_device(2)
+    assert taken == [1]
+
+
 def failing(how):
     """Rank 2 of three ends while the ranks talk."""
     with join(3, 1, "cpu") as ranks:

@@ -299,7 +299,7 @@ BROKEN = {
     "two models of one label": ("models.full.label", "FLARE", ["'flare'", "twice"]),
     "a section that is missing": ("models", {}, ["models"]),
     "scaling without one rank": ("scaling.num_ranks", [2, 4], ["scaling.num_ranks", "[2, 4]", "1 must be among them"]),
-    "no rank": ("scaling.num_ranks", [0, 1], ["scaling.num_ranks.0", "got 0", "at least 1"]),
+    "a measurement on no rank": ("scaling.num_ranks", [0, 1], ["scaling.num_ranks.0", "got 0", "at least 1"]),
     "ranks that are no list": ("scaling.num_ranks", 2, ["scaling.num_ranks", "got 2", "array"]),
     "tokens twice": ("scaling.num_tokens", [256, 256], ["scaling.num_tokens", "without repetitions"]),
     "a misspelt key of scaling": ("scaling.num_token", [256], ["scaling", "did you mean 'num_tokens'"]),

@@ -294,23 +294,34 @@ def launched() -> bool:
 def join(num_context: int, num_data: int, device_type: str) -> Iterator[Ranks]:
     """Take this process's place among R x P: gloo on the CPU, NCCL with one device a rank on CUDA.
 
-    Rank = data_rank * R + context_rank. ValueError when R x P processes were asked for and others are there.
+    Rank = data_rank * R + context_rank. ValueError when R x P processes were asked for and others are there, or fewer devices.
     """
     size = int(os.environ["WORLD_SIZE"]) if launched() else 1
     if size != num_context * num_data:
         raise ValueError(f"context_parallel {num_context} x data_parallel {num_data} needs {num_context * num_data} processes; "
                          f"got {size}")
-    if launched() and device_type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if launched():
+        end_with(os.getppid())
+        if device_type == "cuda":
+            _take_device(int(os.environ["LOCAL_RANK"]))
     if size == 1:
         yield Ranks()
         return
-    dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
-    data_rank, context_rank = divmod(dist.get_rank(), num_context)
-    ranks = torch.arange(size).view(num_data, num_context)
-    context_group, data_group = _own_group(ranks), _own_group(ranks.T)
-    yield Ranks(context_group, data_group, num_context, context_rank, num_data, data_rank)
-    dist.destroy_process_group()  # after an error the others may hang: then the process ends as it is
+    with patience():
+        dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+        data_rank, context_rank = divmod(dist.get_rank(), num_context)
+        ranks = torch.arange(size).view(num_data, num_context)
+        context_group, data_group = _own_group(ranks), _own_group(ranks.T)
+        yield Ranks(context_group, data_group, num_context, context_rank, num_data, data_rank)
+        dist.destroy_process_group()  # after an error the others may hang: then the process ends as it is
+
+
+def _take_device(index: int) -> None:
+    """Make CUDA device `index` this process's; ValueError where there are fewer."""
+    if index >= (visible := torch.cuda.device_count()):
+        raise ValueError(f"every process on this machine needs a CUDA device of its own; got {visible} for process {index}; "
+                         "allowed: fewer processes, or device 'cpu'")
+    torch.cuda.set_device(index)
 
 
 def _own_group(members: Tensor):
@@ -370,30 +381,33 @@ def launch(function: Callable, arguments: tuple, num_ranks: int):
     """Run function(*arguments) on `num_ranks` forks of this process, which has not computed yet; returns rank 0's result.
 
     The ranks meet at a fresh port of this machine. When one ends with an error the others are ended too, within seconds, and
-    RankFailed is raised. They do not outlive this process.
+    RankFailed is raised; a signal that ends this process ends them all (SystemExit). They do not outlive it. Where PyTorch
+    is built for CUDA, which forks cannot use once anything looked for a device, they are new processes instead.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    forked = multiprocessing.get_context("fork").Barrier(num_ranks)
+    method = "fork" if torch.version.cuda is None else "spawn"
+    started = multiprocessing.get_context(method).Barrier(num_ranks)
     with tempfile.TemporaryDirectory(prefix="flarepp-ranks-") as folder:  # of tracebacks
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", start_method="fork", max_restarts=0, monitor_interval=0.1,
+            rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", start_method=method, max_restarts=0, monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder))
         try:
-            return elastic_launch(config, _rank)(function, os.getpid(), arguments, forked)[0]
+            return elastic_launch(config, _rank)(function, os.getpid(), arguments, started)[0]
         except ChildFailedError as error:
             raise RankFailed(_first_failure(error)) from None
+        except SignalException as error:
+            raise SystemExit(128 + error.sigval) from None
 
 
-def _rank(function: Callable, parent: int, arguments: tuple, forked):
+def _rank(function: Callable, parent: int, arguments: tuple, started):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handler, inherited, would wait for a collective to return
     end_with(parent)
-    forked.wait()  # a rank that connects makes the store's thread hold libc's resolver lock, which a later fork would inherit
-    with patience():
-        return function(*arguments)
+    started.wait()  # a rank that connects makes the store's thread hold libc's resolver lock, which a later fork would inherit
+    return function(*arguments)
 
 
 @contextmanager

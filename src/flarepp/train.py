@@ -23,6 +23,7 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -507,19 +508,20 @@ def fail_without_memory(benchmark: store.Benchmark, run: Run | None, result: dic
     raise MemoryError(result["message"])
 
 
-def train(spec: dict, data: Path, run_dir: Path) -> dict | None:
+def train(spec: dict, data: Path, run_dir: Path, *, locked: bool = False) -> dict | None:
     """Run `spec` on the dataset file `data` and leave the record in `run_dir`; returns metrics.json's content.
 
     A run of several ranks calls it on each of them; only the main one returns the record. Divergence and lack of memory end
     the run with that status; lack of memory on one of several ranks leaves the record and raises MemoryError. All else
     raises, and no metrics.json is there then, nor one of an earlier attempt; ValueError for a spec that lacks a section.
+    `locked`: the process that started this one holds the folder's lock.
     """
     check_sections(spec)
     training = spec["training"]
     run_dir.mkdir(parents=True, exist_ok=True)
     device_type = choose_device(training["device"]).type
     with (parallel.join(training["context_parallel"], training["data_parallel"], device_type) as ranks,
-          exclusive(run_dir / ".lock") if ranks.is_main else nullcontext()):
+          exclusive(run_dir / ".lock") if ranks.is_main and not locked else nullcontext()):
         if ranks.is_main:
             (run_dir / "metrics.json").unlink(missing_ok=True)
         ranks.barrier()
@@ -541,17 +543,31 @@ def train_on_ranks(spec: dict, data: Path, run_dir: Path) -> dict | None:
     Raises parallel.RankFailed when a fork fails; no metrics.json is there then. Lack of memory on one of them is a result.
     """
     check_sections(spec)
-    num_ranks = spec["training"]["context_parallel"] * spec["training"]["data_parallel"]
+    num_ranks = check_ranks(spec["training"])
     if num_ranks == 1 or parallel.launched():
         return train(spec, data, run_dir)
     import torch._dynamo  # noqa: F401  the optimiser imports it: once here for all the forks, more than a second each
 
     path = run_dir / "metrics.json"
-    path.unlink(missing_ok=True)
-    try:
-        return parallel.launch(train, (spec, data, run_dir), num_ranks)
-    except parallel.RankFailed:
-        if path.exists() and (result := record.read_json(path))["status"] == "oom":
-            return result
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with exclusive(run_dir / ".lock"):  # before there are ranks: while they wait for the main one, time runs out
         path.unlink(missing_ok=True)
-        raise
+        try:
+            return parallel.launch(partial(train, locked=True), (spec, data, run_dir), num_ranks)
+        except parallel.RankFailed:
+            if path.exists() and (result := record.read_json(path))["status"] == "oom":
+                return result
+            path.unlink(missing_ok=True)
+            raise
+
+
+def check_ranks(training: dict) -> int:
+    """The number of processes R x P of a run; ValueError for numbers that cannot be."""
+    for key in ("context_parallel", "data_parallel"):
+        value = training.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"run spec: training.{key}: got {value!r}; allowed: a whole number from 1 on")
+    batch, replicas = training["batch_size"], training["data_parallel"]
+    if batch % replicas:
+        raise ValueError(f"run spec: training.data_parallel: got {replicas}; batch_size {batch} must be divisible by it")
+    return training["context_parallel"] * replicas
