@@ -22,7 +22,7 @@ all: setup
 
 test: setup
 	@echo "== running the tests"
-	$(IN_VENV) python -m pytest $(PYTEST_ARGS)
+	$(IN_VENV) OMP_NUM_THREADS=1 python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 setup: $(STAMP)
 
