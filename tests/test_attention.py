@@ -557,6 +557,81 @@ def test_the_widest_heads_of_the_cuda_path(cuda_numbers, head_dim, through):
     assert_equals_twin(inputs((1, 1, 2, 3, head_dim)), through)
 
 
+# --- parts of an axis
+
+
+SLOTS = [1, 2, 5, 64]
+LONG = [(1, 2, 5, 37, 8), (2, 2, 4, 36, 3), (2, 3, 40, 5, 8), (1, 1, 64, 3, 8), (3, 1, 7, 100, 4), (1, 1, 9, 9, 8)]
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Returns a function that pretends a device of so many slots on which parts of three tokens pay."""
+    monkeypatch.setattr(attention, "LEAST_PART", 3)
+    return lambda slots: monkeypatch.setattr(attention, "parallel_slots", lambda device: slots)
+
+
+@pytest.mark.parametrize("through", THROUGH)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("size", LONG, ids=str)
+def test_parts_equal_the_twin(cut, size, slots, masked, through):
+    cut(slots)
+    mask = random_mask(size[0], size[3]) if masked else None
+    if masked:
+        mask[0, : size[3] // 2] = False  # whole parts without a key
+        mask[0, -1] = True
+    assert_equals_twin(inputs(size), through, mask)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("size", [*LONG, *SIZES[:5]], ids=str)
+def test_attend_equals_attend_with_lse(cut, size, slots, masked):
+    """Where one kernel serves, PyTorch differentiates it; else our function does."""
+    leaves, mask = inputs(size), random_mask(size[0], size[3]) if masked else None
+    cut(1)
+    expected = attend_with_lse(*leaves, scale=SCALE, key_mask=mask)
+    cut(slots)
+    out = attend(*leaves, scale=SCALE, key_mask=mask)
+    assert_close(out, expected[0], 1e-13)
+    direction = normal(*out.shape, seed=7)
+    for one, other in zip(torch.autograd.grad(out, leaves, direction), torch.autograd.grad(expected[0], leaves, direction)):
+        assert_close(one, other, 1e-13)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(FP32, 3e-6), (FP16, 4e-3), (BF16, 3e-2)], ids=str)
+@pytest.mark.parametrize("size", [(1, 2, 5, 37, 8), (2, 3, 40, 5, 8)], ids=str)
+def test_parts_of_other_dtypes_equal_the_twin(cut, size, dtype, tolerance):
+    cut(64)
+    assert_equals_twin(inputs(size, dtype), "out", None, tolerance)
+
+
+@pytest.mark.parametrize("pieces, length, expected", [
+    (8, 1_000_000, [(slice(0, 1_000_000), 32)]),
+    (264, 1_000_000, [(slice(0, 1_000_000), 1)]), (8, 2047, [(slice(0, 2047), 1)]),
+    (8, 4099, [(slice(0, 4096), 4), (slice(4096, 4099), 1)]), (1000, 10**6, [(slice(0, 10**6), 1)]),
+])
+def test_where_an_axis_is_cut(monkeypatch, pieces, length, expected):
+    """256 slots; parts of 1,024 tokens or more."""
+    monkeypatch.setattr(attention, "parallel_slots", lambda device: 256)
+    assert attention.spans(torch.device("cpu"), pieces, length) == expected
+
+
+@pytest.mark.parametrize("size, forward, backward", [
+    ((1, 8, 64, 9000, 16), 2, 3), ((1, 8, 9000, 64, 16), 1, 3), ((4, 8, 64, 9000, 16), 4, 4)], ids=str)
+def test_parts_stand_in_the_batch_of_one_call(monkeypatch, size, forward, backward):
+    """Twenty slots: of one sample an encoder has 16 pieces forward, 8 backward; a batch of four fills the device."""
+    monkeypatch.setattr(attention, "parallel_slots", lambda device: 20)
+    leaves = inputs(size, FP32)
+    with Recorder() as recorder:
+        torch.autograd.grad(attend(*leaves, scale=SCALE).sum(), leaves)
+    calls = [(name, args) for name, (args, _, _) in zip(recorder.names, recorder.calls) if "attention" in name]
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    assert [called for called, _ in calls] == [name, f"{name}_backward"] and not UNFUSED & set(recorder.names)
+    assert [calls[0][1][0].shape[0], calls[1][1][1].shape[0]] == [forward, backward]
+
+
 # --- CUDA's path without CUDA: the real operators' schemas, shapes and dtypes on fake tensors
 
 
@@ -613,8 +688,11 @@ FAKE = [(FP16, False, "flash"), (BF16, False, "flash"), (FP16, True, "efficient"
         (FP32, False, "efficient"), (FP32, True, "efficient"), (FP64, False, None), (FP64, True, None)]
 
 
-@pytest.fixture
-def fake_cuda():
+@pytest.fixture(params=[1, 264], ids="slots {}".format)
+def fake_cuda(monkeypatch, request):
+    """With one slot and with those of a large device: then axes of 4 tokens or more are cut."""
+    monkeypatch.setattr(attention, "parallel_slots", lambda device: request.param)
+    monkeypatch.setattr(attention, "LEAST_PART", 4)
     with ExitStack() as stack, FakeTensorMode(), torch.no_grad():
         recorder = stack.enter_context(Recorder())
         stack.enter_context(ByOperators())
@@ -622,11 +700,12 @@ def fake_cuda():
 
 
 def check_fused_call(recorder, name):
-    """Exactly one call of the operator `name`, on CUDA, with arguments the kernels take."""
+    """One call of the operator `name`, a second for what division leaves over, on CUDA, with arguments the kernels take."""
     if name is None:
         assert recorder.attention() == [] and UNFUSED & set(recorder.names)
         return
-    assert recorder.attention() == [name] and not UNFUSED & set(recorder.names)
+    calls = 1 if attention.parallel_slots("cuda") == 1 else 2
+    assert recorder.attention() == [name] * calls and not UNFUSED & set(recorder.names)
     args, kwargs, _ = recorder.calls[recorder.names.index(name)]
     if name.endswith("backward"):
         require(args[0].stride(-1) == 1, "a gradient with channels side by side")

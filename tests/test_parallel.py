@@ -600,7 +600,7 @@ def test_the_encoder_on_fake_cuda_tensors(fake_cuda, monkeypatch, dtype, masked,
     if operator:
         arguments = fake_cuda.calls[fake_cuda.names.index(f"_scaled_dot_product_{operator}_attention_backward")][0]
         lse = next(t for t in arguments[1:] if t is not None and t.dim() == 3)
-        assert lse.dtype == widened and lse.shape == (2, 3, 32 if operator == "efficient" else 5)
+        assert lse.dtype == widened and lse.shape[1:] == (3, 32 if operator == "efficient" else 5)
 
 
 # --- what the ranks send

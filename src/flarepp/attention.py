@@ -4,6 +4,8 @@
 
 One autograd function serves every device: it calls the fused kernel that `kernel_for` names and keeps its log-sum-exp, so no
 [M, N] matrix is stored. Both results are differentiable. A row without any key gives out = 0 and lse = -inf, never NaN.
+A kernel divides its work by batch, heads and tiles of one axis; where that leaves much of the device idle, a long other axis is
+cut into parts that stand in the batch, and the parts are merged as those of several devices are.
 B batch, H heads, M queries, N keys, D head width.
 """
 
@@ -50,13 +52,13 @@ def _cpu_flash_backward(grad, q, k, v, bias, out, lse, extra, scale):
 
 def _cuda_flash(q, k, v, bias, scale):
     out, lse, *extra = aten._scaled_dot_product_flash_attention(q, k, v, scale=scale)
-    return out, lse, tuple(extra[:6])  # cumulative lengths (2), longest lengths (2), philox seed and offset
+    return out, lse, (*extra[:2], *extra[4:6])  # cumulative lengths of queries and keys, philox seed and offset
 
 
 def _cuda_flash_backward(grad, q, k, v, bias, out, lse, extra, scale):
-    queries, keys, longest_query, longest_key, seed, offset = extra
+    queries, keys, seed, offset = extra
     return aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, out, lse, queries, keys, longest_query, longest_key, 0.0, False, seed, offset, scale=scale)
+        grad, q, k, v, out, lse, queries, keys, q.shape[2], k.shape[2], 0.0, False, seed, offset, scale=scale)
 
 
 def _cuda_efficient(q, k, v, bias, scale):
@@ -112,25 +114,132 @@ def _mask_bias(key_mask: Tensor, dtype: torch.dtype) -> Tensor:
     return bias.masked_fill(~attended, -math.inf)[:, None, None, :]
 
 
-def fused_forward(q, k, v, key_mask, scale) -> tuple[Tensor, Tensor, tuple]:
-    """One fused kernel, outside any graph: out [B, H, M, D], lse [B, H, M], and what else its backward pass needs.
-
-    Inputs as `prepared` leaves them, at least one key; a sample without a real key gets numbers that mean nothing.
-    """
+def _forward(q, k, v, key_mask, scale):
     bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
     kernel = kernel_for(q.device.type, q.dtype, q.shape[-1], key_mask is not None)
     return KERNELS[kernel][0](q, k, v, bias, scale)
 
 
+def _backward(grad_out, q, k, v, key_mask, out, lse, extra, scale):
+    bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
+    if key_mask is not None:  # where there is no real key, P = 0
+        lse = lse.masked_fill(~key_mask.any(-1)[:, None, None], math.inf)
+    kernel = kernel_for(q.device.type, q.dtype, q.shape[-1], key_mask is not None)
+    return KERNELS[kernel][1](grad_out, q, k, v, bias, out, lse, extra, scale)
+
+
+# --- kernels on parts of an axis
+
+QUERY_TILE = {"cpu": 32, "cuda": 128}  # of a forward kernel, which divides its work by batch, heads and queries
+KEY_TILE = {"cpu": math.inf, "cuda": 128}  # of a backward kernel, which divides it by batch, heads and keys; not so on the CPU
+LEAST_PART = 1024  # tokens below which a part is not worth its merge
+
+
+def parallel_slots(device: torch.device) -> int:
+    """Pieces of work that fill the device: two a multiprocessor, one a thread."""
+    if device.type == "cuda":
+        return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.get_num_threads()
+
+
+def spans(device: torch.device, pieces: int, length: int) -> list[tuple[slice, int]]:
+    """An axis of `length`, each span with the number of equal parts it is cut into, for a kernel that has `pieces` of work.
+
+    One span in one part where the pieces fill the device; else as many parts as do, and what division leaves over.
+    """
+    parts = max(1, min(math.ceil(parallel_slots(device) / pieces), length // LEAST_PART))
+    whole = length - length % parts
+    return [(slice(0, whole), parts), (slice(whole, length), 1)][:1 if whole == length else 2]
+
+
+def _cut_forward(q: Tensor, k: Tensor) -> list[tuple[slice, int]]:
+    """Spans of the keys."""
+    return spans(q.device, q.shape[:2].numel() * math.ceil(q.shape[2] / QUERY_TILE[q.device.type]), k.shape[2])
+
+
+def _cut_backward(q: Tensor, k: Tensor) -> list[tuple[slice, int]]:
+    """Spans of the longer of queries and keys."""
+    tiles = max(1, math.ceil(k.shape[2] / KEY_TILE[q.device.type]))
+    return spans(q.device, q.shape[:2].numel() * tiles, max(q.shape[2], k.shape[2]))
+
+
+def _in_parts(q: Tensor, k: Tensor) -> bool:
+    """Whether either pass takes more than one kernel."""
+    return _cut_forward(q, k)[0][1] > 1 or _cut_backward(q, k)[0][1] > 1
+
+
+def _fold(tensor: Tensor, span: slice, parts: int) -> Tensor:
+    """[B, H, N, ...] -> [B * parts, H, n, ...], the tokens of a span; a view where they lie in one piece."""
+    return tensor[:, :, span].unflatten(2, (parts, -1)).movedim(2, 1).flatten(0, 1)
+
+
+def _fold_mask(key_mask: Tensor | None, span: slice, parts: int) -> Tensor | None:
+    """[B, N] -> [B * parts, n]"""
+    return None if key_mask is None else _fold(key_mask[:, None], span, parts)[:, 0]
+
+
+def _unfold(tensor: Tensor, parts: int) -> Tensor:
+    """[B * parts, H, n, ...] -> [B, H, parts * n, ...], a view."""
+    return tensor.unflatten(0, (-1, parts)).movedim(1, 2).flatten(2, 3)
+
+
+def _repeat(tensor: Tensor, parts: int) -> Tensor:
+    """[B, ...] -> [B * parts, ...], the same for every part."""
+    return tensor if parts == 1 else tensor.repeat_interleave(parts, 0)
+
+
+def _total(pieces: list[tuple[Tensor, int]]) -> Tensor:
+    """Sum over all parts of all spans, [B * parts, ...] each -> [B, ...], in FP32 or better."""
+    dtype = torch.promote_types(pieces[0][0].dtype, torch.float32)
+    return sum(tensor.unflatten(0, (-1, parts)).sum(1, dtype=dtype) for tensor, parts in pieces).to(pieces[0][0].dtype)
+
+
+def _joined(pieces: list[tuple[Tensor, int]]) -> Tensor:
+    """The spans in a row again, [B, H, N, ...]."""
+    whole = [_unfold(tensor, parts) for tensor, parts in pieces]
+    return whole[0] if len(whole) == 1 else torch.cat(whole, 2)
+
+
+def fused_forward(q, k, v, key_mask, scale) -> tuple[Tensor, Tensor, tuple]:
+    """Fused kernels, outside any graph: out [B, H, M, D], lse [B, H, M], and what else their backward pass needs.
+
+    Inputs as `prepared` leaves them, at least one key; a sample without a real key gets numbers that mean nothing.
+    """
+    cut = _cut_forward(q, k)
+    if cut[0][1] == 1:
+        return _forward(q, k, v, key_mask, scale)
+    outs, lses = [], []
+    for span, parts in cut:
+        mask = _fold_mask(key_mask, span, parts)
+        out, lse, extra = _forward(_repeat(q, parts), _fold(k, span, parts), _fold(v, span, parts), mask, scale)
+        out, lse = without_keys(out, lse, mask)
+        outs += out.unflatten(0, (-1, parts)).unbind(1)
+        lses += lse.unflatten(0, (-1, parts)).unbind(1)
+    return *merge_shards(outs, lses), extra
+
+
 def fused_backward(grad_out, q, k, v, key_mask, out, lse, extra, scale) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v from the fused kernel, with P = exp(scale * q k^T - lse) and dS = P * (G v^T - <G, out>).
+    """Gradients of q, k, v from fused kernels, with P = exp(scale * q k^T - lse) and dS = P * (G v^T - <G, out>).
 
     out and lse may be those over more keys than k holds: then dS is that of all of them (FLARE++, Section C.1).
     """
-    bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
-    kernel = kernel_for(q.device.type, q.dtype, q.shape[-1], key_mask is not None)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
-    return KERNELS[kernel][1](grad_out, q, k, v, bias, out, lse, extra, scale)
+    cut = _cut_backward(q, k)
+    if cut[0][1] == 1:
+        return _backward(grad_out, q, k, v, key_mask, out, lse, extra, scale)
+    over_keys, found = k.shape[2] > q.shape[2], []
+    for span, parts in cut:
+        rows, columns = (grad_out, q, out, lse), (k, v)
+        if over_keys:
+            rows, columns = (_repeat(t, parts) for t in rows), (_fold(t, span, parts) for t in columns)
+            mask = _fold_mask(key_mask, span, parts)
+        else:
+            rows, columns = (_fold(t, span, parts) for t in rows), (_repeat(t, parts) for t in columns)
+            mask = None if key_mask is None else _repeat(key_mask, parts)
+        (grad, queries, outs, logs), (keys, values) = rows, columns
+        found.append([(t, parts) for t in _backward(grad, queries, keys, values, mask, outs, logs, extra, scale)])
+    dq, dk, dv = zip(*found)
+    return (_total(dq), _joined(dk), _joined(dv)) if over_keys else (_joined(dq), _total(dk), _total(dv))
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -216,12 +325,20 @@ def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: 
         out = q.masked_fill(everywhere, 0) + k.sum(2, keepdim=True) + v.sum(2, keepdim=True)
         return out[..., :head_dim], out.sum(-1, dtype=lse_dtype).masked_fill(everywhere, -math.inf)
     out, lse = without_keys(*_FusedAttention.apply(q, k, v, key_mask, scale), key_mask)
-    return out[..., :head_dim], lse
+    return (out if out.shape[-1] == head_dim else out[..., :head_dim]), lse  # a slice of all of it would cost a copy backward
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None) -> Tensor:
-    """softmax_N(scale * q k^T) v, fused, on any device and dtype. Arguments and errors as in `attend_with_lse`."""
-    return attend_with_lse(q, k, v, scale=scale, key_mask=key_mask)[0]
+    """softmax_N(scale * q k^T) v, fused, on any device and dtype. Arguments and errors as in `attend_with_lse`.
+
+    Where one kernel serves both passes its derivative is PyTorch's own, which costs no Python.
+    """
+    queries, keys, values = prepared(q, k, v, key_mask)
+    if keys.shape[2] == 0 or queries.numel() == 0 or _in_parts(queries, keys):
+        return attend_with_lse(q, k, v, scale=scale, key_mask=key_mask)[0]
+    out, lse, _ = _forward(queries, keys, values, key_mask, scale)
+    out = without_keys(out, lse, key_mask)[0]
+    return out if out.shape[-1] == q.shape[-1] else out[..., :q.shape[-1]]
 
 
 def merge_shards(outs, lses) -> tuple[Tensor, Tensor]:

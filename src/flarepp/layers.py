@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from flarepp.attention import attend
 from flarepp.errors import unknown
 
 INIT_STD = 0.02  # every linear weight, latent and seed of the matched backbone starts from N(0, 0.02^2)
@@ -72,9 +71,9 @@ def head_width(channel_dim: int, num_heads: int) -> int:
     return channel_dim // num_heads
 
 
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """[B, N, C] -> [B, H, N, D], head-major channels, a view."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+def split_heads(x: Tensor, num_heads: int, norm: nn.Module = nn.Identity()) -> Tensor:
+    """[B, N, C] -> [B, H, N, D], head-major channels, a view; normalised over D before, since norms copy what is transposed."""
+    return norm(x.unflatten(-1, (num_heads, -1))).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -87,6 +86,12 @@ def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x.masked_fill(~mask[..., None], 0)
 
 
+def in_half_precision(x: Tensor) -> bool:
+    """Whether matrix products of x run in half precision, by its dtype or by autocast."""
+    return x.dtype in (torch.float16, torch.bfloat16) or (
+        torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32)
+
+
 class ResidualLinear(nn.Linear):
     """y = x + W x + b, the "linear" projection of the FLARE study; [..., C] -> [..., C]."""
 
@@ -95,6 +100,47 @@ class ResidualLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + super().forward(x)
+
+    def whole_weight(self) -> Tensor:
+        """W + I [C, C]."""
+        return self.weight + torch.eye(len(self.weight), dtype=self.weight.dtype, device=self.weight.device)
+
+
+def project(x: Tensor, *projections: ResidualLinear) -> tuple[Tensor, ...]:
+    """Residual projections of the same tokens [..., C], each [..., C].
+
+    In full precision as (W + I) x + b, one product and no other pass over the tokens; the gradient of x is summed by the
+    products. Not in half precision, where 1 + w would round a diagonal weight to the precision of 1.
+    """
+    if in_half_precision(x) or x.dtype != projections[0].weight.dtype:
+        return tuple(projection(x) for projection in projections)
+    weights = [projection.whole_weight() for projection in projections]
+    return _Projections.apply(x, *weights, *(projection.bias for projection in projections))
+
+
+class _Projections(torch.autograd.Function):
+    """W_i x + b_i for several i; T tokens of all samples."""
+
+    @staticmethod
+    def forward(ctx, x, *parameters):
+        tokens, half = x.reshape(-1, x.shape[-1]), len(parameters) // 2  # [T, C]
+        ctx.save_for_backward(tokens, *parameters[:half])
+        return tuple(torch.addmm(bias, tokens, weight.T).view_as(x) for weight, bias in zip(parameters[:half], parameters[half:]))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        tokens, *weights = ctx.saved_tensors
+        flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+        grad_tokens = flat[0] @ weights[0]
+        for grad, weight in zip(flat[1:], weights[1:]):
+            grad_tokens.addmm_(grad, weight)
+        return grad_tokens.view_as(grads[0]), *(grad.T @ tokens for grad in flat), *(grad.sum(0) for grad in flat)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in its tanh approximation, any shape."""
+    return F.gelu(x, approximate="tanh")
 
 
 class ResidualMLP(nn.Module):
@@ -114,12 +160,72 @@ class ResidualMLP(nn.Module):
         init_linears(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.gelu(self.input(x), approximate="tanh")
+        h = gelu(self.input(x))
         h = h + x if self.input_residual else h
         for layer in self.hidden:
-            h = h + F.gelu(layer(h), approximate="tanh")
+            h = h + gelu(layer(h))
         y = self.output(h)
         return y + h if self.output_residual else y
+
+
+CHUNK_NUMBERS = 2**20  # of a chunk of hidden values
+
+
+class FeedForward(nn.Module):
+    """The feed-forward half of a block with its residual: x + W_out GELU(W_in z + b_in) + b_out, x and z [..., C] -> [..., C].
+
+    On the CPU a large hidden layer is computed a chunk of tokens at a time, so that its gradients stay in the cache and no fresh
+    memory is touched for them.
+    """
+
+    def __init__(self, channel_dim: int, hidden_dim: int):
+        super().__init__()
+        self.input, self.output = nn.Linear(channel_dim, hidden_dim), nn.Linear(hidden_dim, channel_dim)
+        init_linears(self)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        small = z.shape[:-1].numel() * self.input.out_features <= CHUNK_NUMBERS
+        if small or z.device.type != "cpu" or in_half_precision(z) or x.dtype != z.dtype:
+            return x + self.output(gelu(self.input(z)))
+        return _ChunkedFeedForward.apply(x, z, self.input.weight, self.input.bias, self.output.weight, self.output.bias)
+
+
+class _ChunkedFeedForward(torch.autograd.Function):
+    """`FeedForward` a chunk of tokens at a time; T tokens of all samples, hidden width F."""
+
+    @staticmethod
+    def forward(ctx, x, z, weight_in, bias_in, weight_out, bias_out):
+        tokens, out = z.reshape(-1, z.shape[-1]), torch.empty_like(x, memory_format=torch.contiguous_format)
+        before, after = z.new_empty(2, len(tokens), len(bias_in))  # [T, F] each
+        flat_x, flat_out = x.reshape(-1, x.shape[-1]), out.view(-1, x.shape[-1])
+        for span in _spans(before):
+            torch.addmm(bias_in, tokens[span], weight_in.T, out=before[span])
+            torch.ops.aten.gelu.out(before[span], approximate="tanh", out=after[span])
+            torch.add(flat_x[span], bias_out, out=flat_out[span]).addmm_(after[span], weight_out.T)
+        ctx.save_for_backward(tokens, before, after, weight_in, weight_out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        tokens, before, after, weight_in, weight_out = ctx.saved_tensors
+        flat_grad, grad_tokens = grad.reshape(-1, grad.shape[-1]), torch.empty_like(tokens)
+        grad_in, grad_bias, grad_out = torch.zeros_like(weight_in), before.new_zeros(before.shape[1]), torch.zeros_like(weight_out)
+        buffer = torch.empty_like(before[_spans(before)[0]])
+        for span in _spans(before):
+            inner = torch.mm(flat_grad[span], weight_out, out=buffer[:span.stop - span.start])
+            torch.ops.aten.gelu_backward.grad_input(inner, before[span], approximate="tanh", grad_input=inner)
+            grad_out.addmm_(flat_grad[span].T, after[span])
+            grad_in.addmm_(inner.T, tokens[span])
+            grad_bias.add_(inner.sum(0))
+            torch.mm(inner, weight_in, out=grad_tokens[span])
+        return grad, grad_tokens.view_as(grad), grad_in, grad_bias, grad_out, flat_grad.sum(0)
+
+
+def _spans(hidden: Tensor) -> list[slice]:
+    """Chunks of the rows of [T, F]; the last may be shorter."""
+    length = max(CHUNK_NUMBERS // hidden.shape[1], 1)
+    return [slice(start, min(start + length, len(hidden))) for start in range(0, len(hidden), length)]
 
 
 PROJECTION_LAYERS = 2  # hidden layers of a model's input and output projection
@@ -133,56 +239,3 @@ def input_projection(in_dim: int, channel_dim: int) -> ResidualMLP:
 def output_projection(channel_dim: int, out_dim: int) -> ResidualMLP:
     """Normalised tokens [B, N, C] to fields [B, N, out_dim] (FLARE++, Table 4)."""
     return ResidualMLP(channel_dim, channel_dim, out_dim, num_layers=PROJECTION_LAYERS, input_residual=True)
-
-
-SLICE_EPS = 1e-5  # added to the mass of a slice
-
-
-def slice_softmax(logits: Tensor) -> Tensor:
-    """Slice weights [..., M] of a token: softmax over the slices, in FP32 or better."""
-    return torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def slice_sums(weights: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Weighted sum and mass of every slice (Transolver, arXiv 2402.02366, eq. 2).
-
-    weights [..., N, M], values [..., N, D], mask None or broadcastable to [..., N]; padded tokens count nowhere. Returns
-    [..., M, D + 1]: sum_n w v, and in the last channel sum_n w. In FP32 or better, backward too: half precision overflows in
-    a sum over 10^5 tokens, and in the gradient of a slice that has hardly any mass.
-    """
-    return _TokenSums.apply(widened(weights), zero_padding(F.pad(widened(values), (0, 1), value=1), mask))
-
-
-class _TokenSums(torch.autograd.Function):
-    """weights^T values over the tokens; autocast is off in the backward pass too, wherever that is called."""
-
-    @staticmethod
-    def forward(ctx, weights, values):
-        ctx.save_for_backward(weights, values)
-        with torch.autocast(weights.device.type, enabled=False):
-            return weights.transpose(-1, -2) @ values
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        weights, values = ctx.saved_tensors
-        with torch.autocast(grad.device.type, enabled=False):
-            return values @ grad.transpose(-1, -2), weights @ grad
-
-
-def slice_means(sums: Tensor) -> Tensor:
-    """Weighted means [..., M, D] from `slice_sums`: sum_n w v / (sum_n w + 1e-5); 0, with small gradients, without any token."""
-    mass = sums[..., -1:]  # [..., M, 1]
-    return sums[..., :-1] / torch.where(mass == 0, 1, mass + SLICE_EPS)
-
-
-class SliceAttention(nn.Module):
-    """Self-attention among the M slice tokens of each head, [B, H, M, D] -> [B, H, M, D]; its maps are shared by the heads."""
-
-    def __init__(self, head_dim: int):
-        super().__init__()
-        self.scale = head_dim**-0.5
-        self.query_proj, self.key_proj, self.value_proj = (nn.Linear(head_dim, head_dim, bias=False) for _ in range(3))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return attend(self.query_proj(tokens), self.key_proj(tokens), self.value_proj(tokens), scale=self.scale)

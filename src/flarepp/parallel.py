@@ -80,8 +80,6 @@ class _Encode(torch.autograd.Function):
         grad = _summed(grad.to(lse.dtype), ctx.group).to(q.dtype)
         if not (k.numel() and q.numel()):
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), None, None, None
-        if key_mask is not None:  # a sample whose keys all lie elsewhere: P = 0
-            lse = lse.masked_fill(~key_mask.any(-1)[:, None, None], torch.inf)
         return *fused_backward(grad, q, k, v, key_mask, z, lse, ctx.extra, ctx.scale), None, None, None
 
 

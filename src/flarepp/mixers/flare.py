@@ -9,13 +9,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (ResidualLinear, head_width, init_linears, latent_tokens, make_norm, merge_heads, split_heads,
-                            zero_padding)
+from flarepp.layers import (ResidualLinear, head_width, init_linears, latent_tokens, make_norm, merge_heads, project,
+                            split_heads, zero_padding)
 
 
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with `num_latents` M latents. `qk_norm` normalises Q and k over the head width."""
 
+    operations = "3 C^2 + 4 M C"
     encode = staticmethod(attend)  # context parallelism replaces it
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *, qk_norm: bool = False):
@@ -31,10 +32,10 @@ class Mixer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = zero_padding(x, mask)
-        k = split_heads(self.key_proj(x), self.num_heads)  # [B, H, N, D]
-        v = split_heads(self.value_proj(x), self.num_heads)
+        k, v = project(x, self.key_proj, self.value_proj)  # [B, N, C]
+        v = split_heads(v, self.num_heads)  # [B, H, N, D]
+        k = split_heads(k, self.num_heads, self.key_norm).to(v.dtype)
         q = self.query_norm(self.latents)[None].to(v.dtype)  # [1, H, M, D]
-        k = self.key_norm(k).to(v.dtype)
         z = self.encode(q, k, v, scale=self.scale, key_mask=mask)  # [B, H, M, D]
         y = attend(k, q.expand_as(z), z, scale=self.scale)  # [B, H, N, D]
         return zero_padding(self.out_proj(merge_heads(y)), mask)

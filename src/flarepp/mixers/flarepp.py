@@ -12,13 +12,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (ResidualLinear, head_width, init_linears, latent_tokens, make_norm, merge_heads, split_heads,
-                            zero_padding)
+from flarepp.layers import (ResidualLinear, head_width, init_linears, latent_tokens, make_norm, merge_heads, project,
+                            split_heads, zero_padding)
 
 
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with `num_latents` M latents."""
 
+    operations = "5 C^2 + 6 M C"
     encode = staticmethod(attend)  # context parallelism replaces it
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *,
@@ -36,18 +37,19 @@ class Mixer(nn.Module):
         self.out_proj = nn.Linear(channel_dim, channel_dim)
         init_linears(self)
 
-    def routing_queries(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Q(x) [B, H, M, D] of padded-with-zeros tokens x [B, N, C]."""
-        v = split_heads(self.routing_value_proj(x), self.num_heads)  # [B, H, N, D]
-        k = self.routing_key_norm(split_heads(self.routing_key_proj(x), self.num_heads)).to(v.dtype)
+    def routing_queries(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Q(x) [B, H, M, D] from the routing keys and values [B, N, C]."""
+        v = split_heads(v, self.num_heads)  # [B, H, N, D]
+        k = split_heads(k, self.num_heads, self.routing_key_norm).to(v.dtype)
         seeds = self.seed_norm(self.seeds)[None].to(v.dtype)  # [1, H, M, D]
         return self.query_norm(self.encode(seeds, k, v, scale=self.scale, key_mask=mask)).to(v.dtype)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = zero_padding(x, mask)
-        q = self.routing_queries(x, mask)  # [B, H, M, D]
-        v = split_heads(self.value_proj(x), self.num_heads)  # [B, H, N, D]
-        k = self.key_norm(split_heads(self.key_proj(x), self.num_heads)).to(v.dtype)
+        routing_k, routing_v, k, v = project(zero_padding(x, mask), self.routing_key_proj, self.routing_value_proj,
+                                             self.key_proj, self.value_proj)  # [B, N, C]
+        q = self.routing_queries(routing_k, routing_v, mask)  # [B, H, M, D]
+        v = split_heads(v, self.num_heads)  # [B, H, N, D]
+        k = split_heads(k, self.num_heads, self.key_norm).to(v.dtype)
         z = self.encode(q, k, v, scale=self.scale, key_mask=mask)  # [B, H, M, D]
         y = attend(k, q, z, scale=self.scale)  # [B, H, N, D]
         return zero_padding(self.out_proj(merge_heads(y)), mask)

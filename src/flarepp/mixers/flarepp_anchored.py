@@ -21,6 +21,7 @@ GATE_LOGIT = 0.25
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with `num_latents` M latents."""
 
+    operations = "4 C^2 + 6 M C"
     encode = staticmethod(attend)  # context parallelism replaces it
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int):
@@ -43,7 +44,7 @@ class Mixer(nn.Module):
 
     def routing_queries(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Q [B, H, M, D] of padded-with-zeros tokens x [B, N, C]; the gated sum runs in FP32 or better."""
-        routing = self.plain_norm(split_heads(self.routing_proj(x), self.num_heads))  # [B, H, N, D]
+        routing = split_heads(self.routing_proj(x), self.num_heads, self.plain_norm)  # [B, H, N, D]
         seeds = self.seed_norm(self.seeds)[None].to(routing.dtype)  # [1, H, M, D]
         dynamic = self.encode(seeds, routing, routing, scale=self.scale, key_mask=mask)  # [B, H, M, D]
         gate = torch.sigmoid(self.gate_logit)[:, None, None]  # [H, 1, 1]
@@ -52,7 +53,7 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = zero_padding(x, mask)
         v = split_heads(self.value_proj(x), self.num_heads)  # [B, H, N, D]
-        k = self.key_norm(split_heads(self.key_proj(x), self.num_heads)).to(v.dtype)
+        k = split_heads(self.key_proj(x), self.num_heads, self.key_norm).to(v.dtype)
         q = self.routing_queries(x, mask).to(v.dtype)  # [B, H, M, D]
         z = self.encode(q, k, v, scale=self.scale, key_mask=mask)  # [B, H, M, D]
         y = attend(k, q, z, scale=self.scale)  # [B, H, N, D]

@@ -10,13 +10,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (ResidualLinear, head_width, init_linears, latent_tokens, make_norm, merge_heads, split_heads,
-                            zero_padding)
+from flarepp.layers import (ResidualLinear, head_width, init_linears, latent_tokens, make_norm, merge_heads, project,
+                            split_heads, zero_padding)
 
 
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with `num_latents` M latents."""
 
+    operations = "3 C^2 + 6 M C"
     encode = staticmethod(attend)  # context parallelism replaces it
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *,
@@ -34,17 +35,16 @@ class Mixer(nn.Module):
         init_linears(self)
 
     def routing_queries(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Q(x) [B, H, M, D] from the keys and values [B, H, N, D]."""
+        """Q(x) [B, H, M, D] from the keys [B, N, C] and values [B, H, N, D]."""
         seeds = self.seed_norm(self.seeds)[None].to(v.dtype)  # [1, H, M, D]
-        q = self.encode(seeds, self.routing_key_norm(k).to(v.dtype), v, scale=self.scale, key_mask=mask)
-        return self.query_norm(q).to(v.dtype)
+        k = split_heads(k, self.num_heads, self.routing_key_norm).to(v.dtype)
+        return self.query_norm(self.encode(seeds, k, v, scale=self.scale, key_mask=mask)).to(v.dtype)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = zero_padding(x, mask)
-        k = split_heads(self.key_proj(x), self.num_heads)  # [B, H, N, D]
-        v = split_heads(self.value_proj(x), self.num_heads)
+        k, v = project(zero_padding(x, mask), self.key_proj, self.value_proj)  # [B, N, C]
+        v = split_heads(v, self.num_heads)  # [B, H, N, D]
         q = self.routing_queries(k, v, mask)  # [B, H, M, D]
-        k = self.key_norm(k).to(v.dtype)
+        k = split_heads(k, self.num_heads, self.key_norm).to(v.dtype)
         z = self.encode(q, k, v, scale=self.scale, key_mask=mask)  # [B, H, M, D]
         y = attend(k, q, z, scale=self.scale)  # [B, H, N, D]
         return zero_padding(self.out_proj(merge_heads(y)), mask)
