@@ -1,7 +1,8 @@
 # The whole reproduction as one DAG: datasets -> runs -> records -> tables, figures, ledger.
 #
 #   snakemake --cores all                       everything at the scale of config.yaml
-#   snakemake --cores all table1                one artefact: table1 to table5, figure2, figure4, figure6 to figure9, ledger
+#   snakemake --cores all table1                one artefact: table1 to table5, operations, figure2, figure4 to figure9,
+#                                               figure5_cells, ledger
 #   snakemake --cores all --config scale=paper  another scale; `--configfile mine.yaml` lays values over config.yaml
 #   snakemake --report report.html              figures, tables and ledger with their provenance, after a run
 
@@ -23,6 +24,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/parallel.smk"
+include: "workflow/rules/cost.smk"
 include: "workflow/rules/paper.smk"
 
 
@@ -32,5 +34,5 @@ rule all:
         [getattr(rules, name).output for name in (*TABLES, *FIGURES, *OF_DATA, "ledger")],
         f"{RESULTS}/records.csv",
         expand("{run}/{name}", run=PLAN.runs, name=RUN_FILES),
-        expand("{run}/metrics.json", run=[*PLAN.predictors, *PLAN.scaling]),
+        expand("{run}/metrics.json", run=[*PLAN.predictors, *PLAN.scaling, *COST_CELLS]),
         expand(f"{RESULTS}/data/{{dataset}}.{{kind}}", dataset=PLAN.datasets, kind=["h5", "json"]),

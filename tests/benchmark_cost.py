@@ -5,10 +5,12 @@ A step is forward, mean squared error and backward of the complete model (C = 12
 form is the formulas with stock `scaled_dot_product_attention`, separate projections and stock layers, on the same weights. Steps of
 both alternate in one process; a row shows medians, quartiles and the median of the ratios plain / ours of neighbouring steps.
 
-The floor is what this process could reach at best: the least arithmetic (matrix products at the measured rate of the model's own
-feed-forward product, and exponentials, those of GELU included, at the measured rate of `exp` in the cache; attention keeps no
-[M, N] matrix, so its scores are computed twice), or the least traffic at the measured rate of a copy, whichever takes longer.
-`--profile` says which operators our step spends its time in. Exit code 1 when a ratio is below 0.97.
+The floor is what this process could reach at best: the least arithmetic, or the least traffic at the measured rate of a copy,
+whichever takes longer. Arithmetic: every product of projections and attention in the time that such a product takes by itself,
+into memory that is there (forward, gradients of input and weight; those of attention in the cache), and exponentials, those of
+GELU included, at the rate of `exp` in the cache. Attention keeps no [M, N] matrix, so its scores are computed twice. Of two
+measurements, before and after the steps, the faster counts. `--profile` says which operators our step spends its time in.
+Exit code 1 when a ratio is below 0.97.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from flarepp.memory import keep_freed
 from flarepp.models import build_model
 
 CHANNELS, HEADS, RATIO, LEAST = 128, 8, 4, 0.97
@@ -132,56 +135,59 @@ def seconds(function, repeats: int = 7) -> float:
     return statistics.median(times[1:])
 
 
-def ceilings(tokens: int) -> dict[str, float]:
-    """What this process reaches, per second: multiply-adds of a product, exponentials, bytes read or written by a copy."""
-    x, weight, hidden = torch.randn(tokens, CHANNELS), torch.randn(RATIO * CHANNELS, CHANNELS), torch.empty(tokens, RATIO * CHANNELS)
-    small = torch.zeros(2**18)
+def products_of(tokens: int, width: int) -> float:
+    """Seconds of the three products of a projection of C channels to `width`: forward, gradients of input and of weight."""
+    x, y, weight = torch.randn(tokens, CHANNELS), torch.randn(tokens, width), torch.randn(width, CHANNELS)
+    return (seconds(lambda: torch.mm(x, weight.T, out=y)) + seconds(lambda: torch.mm(y, weight, out=x))
+            + seconds(lambda: torch.mm(y.T, x)))
+
+
+def products_of_attention(tokens: int, latents: int, part: int = 512, repeats: int = 32) -> float:
+    """Seconds of the seven products of one call forward and backward, `part` tokens at a time."""
+    queries, keys = torch.randn(HEADS, latents, CHANNELS // HEADS), torch.randn(HEADS, part, CHANNELS // HEADS)
+    scores, rows, columns = torch.randn(HEADS, latents, part), torch.empty_like(queries), torch.empty_like(keys)
+    calls = [(3, lambda: torch.bmm(queries, keys.transpose(1, 2), out=scores)),  # scores twice, G v^T
+             (2, lambda: torch.bmm(scores, keys, out=rows)), (2, lambda: torch.bmm(scores.transpose(1, 2), queries, out=columns))]
+    once = sum(count * seconds(lambda: [call() for _ in range(repeats)]) / repeats for count, call in calls)
+    return once * tokens / part
+
+
+def floor_parts(name: str, tokens: int, latents: int, blocks: int) -> dict[str, float]:
+    """Seconds of a step's least arithmetic and traffic, each by itself."""
+    encoders = MIXERS[name]
+    square = blocks * (2 * encoders + 1) + 6  # projections of C to C channels, the 6 of the model's own input and output included
+    exponentials = 2 * tokens * (blocks * ((encoders + 1) * latents * HEADS + RATIO * CHANNELS) + 6 * CHANNELS)
+    kept = blocks * (2 * encoders + 3 + RATIO)  # normalised tokens, projections, mixed tokens, hidden values
+    traffic = 4 * tokens * CHANNELS * (2 * kept + 4 * blocks)  # written and read; the residual stream, twice each way
+    small, large = torch.randn(2**18), torch.randn(tokens, RATIO * CHANNELS)
+    powers, copied = torch.empty_like(small), torch.empty_like(large)
     return {
-        "products": hidden.numel() * CHANNELS / seconds(lambda: torch.mm(x, weight.T, out=hidden)),
-        "exponentials": 16 * small.numel() / seconds(lambda: [torch.exp(small, out=small).zero_() for _ in range(16)]),
-        "bytes": 2 * hidden.nbytes / seconds(lambda other=torch.empty_like(hidden): other.copy_(hidden)),
+        "projections": square * products_of(tokens, CHANNELS) + 2 * blocks * products_of(tokens, RATIO * CHANNELS),
+        "attention": blocks * (encoders + 1) * products_of_attention(tokens, latents),
+        "exponentials": exponentials / len(small) * seconds(lambda: [torch.exp(small, out=powers) for _ in range(32)]) / 32,
+        "traffic": traffic / (2 * large.nbytes) * seconds(lambda: copied.copy_(large)),
     }
-
-
-def least(name: str, tokens: int, latents: int, blocks: int) -> dict[str, float]:
-    """Multiply-adds, exponentials and bytes that a step cannot do without."""
-    calls, width = MIXERS[name] + 1, CHANNELS
-    linear_weights = blocks * (2 * MIXERS[name] + 1 + 2 * RATIO) * width**2 + 6 * width**2 + 4 * width
-    products = 3 * linear_weights + blocks * calls * 7 * latents * width  # attention: 2 forward, 5 backward
-    exponentials = 2 * (blocks * (calls * latents * HEADS + RATIO * width) + 6 * width)
-    kept = blocks * (2 * MIXERS[name] + 3 + RATIO)  # normalised tokens, projections, mixed tokens, hidden values
-    return {"products": tokens * products, "exponentials": tokens * exponentials,
-            "bytes": 4 * tokens * width * (2 * kept + 4 * blocks)}  # written and read; the residual stream, twice each way
-
-
-def floor(needed: dict, best: dict) -> tuple[float, float, float]:
-    """Seconds of the products, of the exponentials, of the traffic."""
-    return tuple(needed[key] / best[key] for key in ("products", "exponentials", "bytes"))
 
 
 # --- the report
 
 
 def compare(name: str, tokens: int, latents: int, blocks: int, repeats: int) -> tuple[float, str]:
+    """(median ratio plain / ours, row of the table) of one mixer at one size."""
     sides = Sides(name, tokens, latents, blocks)
     sides.check()
-    before = ceilings(tokens)
+    before = floor_parts(name, tokens, latents, blocks)
     pairs = [(sides.step(sides.ours), sides.step(sides.plain)) for _ in tqdm(range(repeats), f"{name} {tokens} {latents}", disable=None)]
-    best = {key: max(value, before[key]) for key, value in ceilings(tokens).items()}
-    needed = least(name, tokens, latents, blocks)
-    products, exponentials, traffic = floor(needed, best)
-    lowest = max(products + exponentials, traffic)
-    ratio = statistics.median(plain / ours for ours, plain in pairs)
-    ours = statistics.median(pair[0] for pair in pairs)
-    cells = [f"{1e3 * statistics.median(side):.0f} ({1e3 * min(side):.0f} – {1e3 * max(side):.0f})" for side in zip(*pairs)]
-    rates = f"{2e-9 * best['products']:.0f} | {1e-9 * best['exponentials']:.2f} | {1e-9 * best['bytes']:.1f}"
-    parts = " | ".join(f"{1e3 * part:.0f}" for part in (products, exponentials, traffic, lowest))
-    return ratio, (f"| {name} | {tokens} | {latents} | {' | '.join(cells)} | {ratio:.2f} | {2e-9 * needed['products']:.0f} "
-                   f"| {1e-9 * needed['bytes']:.1f} | {rates} | {parts} | {ours / lowest:.2f} |")
+    parts = {key: min(value, before[key]) for key, value in floor_parts(name, tokens, latents, blocks).items()}
+    floor = max(parts["projections"] + parts["attention"] + parts["exponentials"], parts["traffic"])
+    ratio, ours = statistics.median(plain / ours for ours, plain in pairs), statistics.median(ours for ours, _ in pairs)
+    sizes = [f"{1e3 * statistics.median(side):.0f} ({1e3 * min(side):.0f} – {1e3 * max(side):.0f})" for side in zip(*pairs)]
+    times = [f"{1e3 * part:.0f}" for part in (*parts.values(), floor)]
+    return ratio, f"| {' | '.join(map(str, [name, tokens, latents, *sizes, f'{ratio:.2f}', *times, f'{ours / floor:.2f}']))} |"
 
 
-HEADER = ("| mixer | N | M | ours, ms (range) | plain, ms (range) | plain / ours | least GFLOP | least GB | GFLOP/s | Gexp/s | GB/s "
-          "| products, ms | exponentials, ms | traffic, ms | floor, ms | ours / floor |")
+HEADER = ("| mixer | N | M | ours, ms (range) | plain, ms (range) | plain / ours | projections, ms | attention, ms | exponentials, ms "
+          "| traffic, ms | floor, ms | ours / floor |")
 
 
 def profiled(name: str, tokens: int, latents: int, blocks: int) -> str:
@@ -204,7 +210,8 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(f"{HEADER}\n|{'---|' * 16}")
+    keep_freed()  # as training does
+    print(f"{HEADER}\n|{'---|' * 12}")
     failed = []
     for tokens in arguments.tokens:
         for latents in arguments.latents:

@@ -19,7 +19,8 @@ import torch
 from tqdm import tqdm
 
 from flarepp.parallel import Ranks, join, launch
-from flarepp.scaling import Step, configure, idle_memory_mb, measurement, run_rank
+from flarepp.scaling import ShardedStep, measurement, run_rank
+from flarepp.step import configure, idle_memory_mb, small
 
 LEAST = 0.90
 MODEL = {"name": "backbone", "channel_dim": 128, "num_heads": 8, "num_blocks": 2, "num_latents": 64, "ffn_ratio": 4,
@@ -39,8 +40,10 @@ def run_alone(spec: dict) -> dict:
     share = spec | {"scaling": settings | {"num_tokens": settings["num_tokens"] // settings["num_ranks"]}}
     configure(settings)
     with join(settings["num_ranks"], 1, "cpu") as ranks:
-        idle = idle_memory_mb(share, Ranks(), torch.device("cpu"))
-        return {"metrics": measurement(Step(share, Ranks(), torch.device("cpu")), ranks, settings, idle)}
+        device = torch.device("cpu")
+        ShardedStep(small(share, "scaling"), Ranks(), device)()
+        idle = idle_memory_mb(device)
+        return {"metrics": measurement(ShardedStep(share, Ranks(), device), ranks, settings, idle)}
 
 
 def repetition(mixer: str, arguments: argparse.Namespace) -> dict[str, tuple[float, float]]:

@@ -91,7 +91,9 @@ def flare(p, x, num_heads, norm, qk_norm=False):
 
 def flarepp(p, x, num_heads, norm, seed_norm=True, qk_norm=False,
             routing=("routing_key_proj", "routing_value_proj")):
-    k0, v0, k, v = (heads(residual(p, name, x), num_heads) for name in (*routing, "key_proj", "value_proj"))
+    names = (*routing, "key_proj", "value_proj")
+    projected = {name: heads(residual(p, name, x), num_heads) for name in dict.fromkeys(names)}
+    k0, v0, k, v = (projected[name] for name in names)
     seeds = normalise(p, "seed_norm", latents(p, "seeds"), norm, seed_norm)
     q = softmax_mix(seeds, normalise(p, "routing_key_norm", k0, norm, seed_norm), v0)
     q = normalise(p, "query_norm", q, norm, qk_norm)

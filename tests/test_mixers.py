@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+import weakref
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from flarepp.layers import NORMS
 from flarepp.mixers import build_mixer, mixer_names
 from flarepp.models import build_model
+from flarepp.slices import gumbel, rowwise
 
 CHANNELS, HEADS, LATENTS, TOKENS = 12, 3, 4, 9
 RANDOM = {"eval_noise"}  # switches that make a mixer's output random
@@ -463,22 +465,24 @@ def test_numbers_are_drawn_in_fp32_in_half_precision(half):
     assert (uniform != uniform.to(half)).any() and 0 <= uniform.min() and uniform.max() < 1
 
 
-def test_the_noise_is_gumbels(monkeypatch):
-    mixer, added = mixer_of("transolverpp", eval_noise=True), []
+def test_the_noise_is_gumbels():
+    """Logits 0 and temperature 1: what enters the softmax is the noise."""
+    torch.manual_seed(0)
+    uniform = torch.rand(1, HEADS, 100_000, LATENTS, dtype=torch.float64)
+    noise = gumbel(uniform.clone())
+    assert relative(noise, -torch.log(-torch.log(uniform + 1e-8) + 1e-8)) <= 1e-12
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.005)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.01)
+    mixer, sums = mixer_of("transolverpp", eval_noise=True), []
     with torch.no_grad():
         for layer in (mixer.slice_proj, *mixer.temperature_proj[::2]):
             layer.weight.zero_()
             layer.bias.zero_()
-        mixer.bias.fill_(1)  # logits 0 and temperature 1: what enters the softmax is the noise
-    monkeypatch.setattr("flarepp.mixers.transolverpp.slice_softmax", added.append)
+        mixer.bias.fill_(1)
+    mixer.sum_over_tokens = lambda value: sums.append(value) or value
     torch.manual_seed(0)
-    mixer.slice_weights(torch.zeros(1, HEADS, 100_000, CHANNELS // HEADS, dtype=torch.float64))
-    torch.manual_seed(0)
-    uniform = torch.rand(1, HEADS, 100_000, LATENTS, dtype=torch.float64)
-    noise, = added
-    assert relative(noise, -torch.log(-torch.log(uniform + 1e-8) + 1e-8)) <= 1e-12
-    assert noise.mean().item() == pytest.approx(0.5772, abs=0.005)
-    assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.01)
+    mixer(torch.zeros(1, 100_000, CHANNELS, dtype=torch.float64))
+    assert relative(sums[0][..., -1], torch.softmax(noise, -1).sum(2)) <= 1e-12
 
 
 def test_temperatures_of_tokens_have_a_floor():
@@ -486,7 +490,7 @@ def test_temperatures_of_tokens_have_a_floor():
     with torch.no_grad():
         mixer.bias.fill_(-20)
     u = mixer.routing_proj(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    assert relative(mixer.slice_weights(u), torch.softmax(mixer.slice_proj(u) / 0.01, -1)) <= 1e-12
+    assert (mixer.temperature(u) == 0.01).all() and mixer.temperature(u).shape == (2, HEADS, TOKENS, 1)
     mixer(x).sum().backward()
     assert (mixer.bias.grad == 0).all()
 
@@ -505,6 +509,104 @@ def test_half_precision_holds_many_tokens_in_one_slice(name, options, half):
     (out.float() ** 2).mean().backward()
     assert out.isfinite().all() and all(parameter.grad.isfinite().all() for parameter in mixer.parameters())
     assert relative(quiet.float(), mixer(x)) <= 0.05
+
+
+WAYS = [*((name, switches) for name, switches in FORMS if name in SLICED and "tile" not in switches),
+        ("transolverpp", {"eval_noise": True})]
+
+
+def several_tiles(monkeypatch, numbers=LATENTS * 4):
+    """Four tokens of one head a tile, or of all heads in Transolver-3; with more numbers, several heads a tile."""
+    for module in ("slices", "mixers.transolver3"):
+        monkeypatch.setattr(f"flarepp.{module}.TILE", numbers)
+
+
+def in_operators(monkeypatch):
+    """What runs in half precision and on other devices: each line of the formulas an operator."""
+    for module in ("slices", "mixers.transolver3"):
+        monkeypatch.setattr(f"flarepp.{module}.in_tiles", lambda x: False)
+
+
+@pytest.mark.parametrize("numbers", [1, LATENTS * 4, LATENTS * TOKENS * 2])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name, switches", WAYS, ids=str)
+def test_the_ways_through_the_slices_agree(name, switches, masked, numbers, monkeypatch):
+    """Tiles of any size, and none, give the same; the noise too, drawn as for all logits at once."""
+    mixer, mask, found = mixer_of(name, **switches), ragged_mask() if masked else None, []
+    for way in (None, several_tiles, in_operators):
+        with monkeypatch.context() as patch:
+            if way is several_tiles:
+                several_tiles(patch, numbers)
+            elif way is in_operators:
+                in_operators(patch)
+            torch.manual_seed(3)
+            found.append(results(mixer, mask))
+    for others in found[1:]:
+        for ours, theirs in zip(found[0], others, strict=True):
+            assert relative(theirs, ours, 1e-6) <= 1e-10
+
+
+@pytest.mark.parametrize("name, norm, switches", cases(SLICED, ["layernorm"]))
+def test_tiles_hold_what_their_docstring_says(name, norm, switches, monkeypatch):
+    """Nothing as large as all slice weights but these, once; what else is large is as large as the tokens."""
+    several_tiles(monkeypatch, 2**10)
+    count, slices = 400, 64
+    mixer = build_mixer(name, channel_dim=8, num_heads=2, norm=norm, num_latents=slices, **switches).train()
+    with Recorder() as recorder:
+        mixer(torch.randn(1, count, 8, requires_grad=True), torch.arange(count)[None] < 390).sum().backward()
+    results_of_calls = [result for _, _, result in recorder.calls if isinstance(result, torch.Tensor)]
+    numbers = {result.untyped_storage().data_ptr(): result.untyped_storage().nbytes() // 4 for result in results_of_calls}
+    large = [number for number in numbers.values() if number > max(count * 3 * 8, 3 * 2**10)]
+    assert large == ([] if "tile" in switches else [count * 2 * slices])
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_the_weights_go_with_the_backward_pass(name, monkeypatch):
+    kept, mixer = [], mixer_of(name)
+    original = torch.Tensor.new_empty
+
+    def watched(tensor, *size, **options):
+        made = original(tensor, *size, **options)
+        if made.numel() == 2 * HEADS * TOKENS * LATENTS:
+            kept.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", watched)
+    mixer.uniform = lambda logits: watched(logits, *logits.shape).fill_(0.5)
+    loss = mixer.train()(tokens().requires_grad_()).sum()
+    alive = [ref for ref in kept if ref() is not None]
+    loss.backward()
+    assert alive and all(ref() is None for ref in kept)  # `loss` still holds the graph
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_answer_other_losses_and_any_gradient_alone(name, monkeypatch):
+    several_tiles(monkeypatch)
+    mixer, x, one, other = mixer_of(name), tokens(4).requires_grad_(), tokens(4, seed=2), tokens(4, seed=3)
+    found = gradients(mixer, mixer(x, ragged_mask()), x, one, other, one + other, one)
+    for first, second, both, again in zip(*found, strict=True):
+        assert relative(first + second, both, 1e-2) <= 1e-12 and torch.equal(again, first)
+    for leaf, gradient in zip([x, *mixer.parameters()], found[0], strict=True):
+        for parameter in (x, *mixer.parameters()):
+            parameter.requires_grad_(parameter is leaf)
+        (alone,) = torch.autograd.grad((mixer(x, ragged_mask()) * one).sum(), [leaf])
+        assert relative(alone, gradient, 1e-2) <= 1e-12
+
+
+def test_rows_are_computed_again(monkeypatch):
+    monkeypatch.setattr("flarepp.slices.TILE", 8)
+    layer, x, calls = nn.Linear(3, 1).double(), tokens(channels=3).requires_grad_(), []
+
+    def function(rows):
+        calls.append(len(rows))
+        return layer(rows).sin()
+
+    out = rowwise(function, 2, x, layer.parameters())
+    grads = torch.autograd.grad(out.sum(), [x, *layer.parameters()])
+    assert calls == 2 * [4, 4, 4, 4, 2] and torch.equal(out, layer(x).sin())
+    for ours, theirs in zip(grads, torch.autograd.grad(layer(x).sin().sum(), [x, *layer.parameters()]), strict=True):
+        assert relative(ours, theirs) <= 1e-12
+    assert rowwise(function, 2, x[:, :0], layer.parameters()).shape == (2, 0, 1)
 
 
 def test_tiles_survive_a_second_backward_frozen_parameters_and_fixed_inputs():

@@ -1309,7 +1309,7 @@ def verdicts(records, tmp_path, scale="quick"):
 
 def test_ledger_lists_every_claim_and_judges_none_on_generated_data(tmp_path):
     rows = verdicts(sweep(), tmp_path)
-    assert len(rows) == 37
+    assert len(rows) == 38
     assert rows.loc["prec.order.darcy", "verdict"] == "not comparable (scale quick, generated data)"
     assert rows.loc["prec.order.darcy", "measured"].startswith("lower in 4 of 4 cells, change -33 to -33 %")
     assert rows.loc["prec.full.darcy.b2", "measured"] == "+20 %"
@@ -1500,7 +1500,7 @@ def test_no_change_has_no_sign():
 
 def test_paper_agrees_with_itself_where_it_does():
     agrees = {row[0]: row[3] for row in ledger.consistency(ledger.read_claims())}
-    assert [name for name, word in agrees.items() if word == "no"] == ["t1.workspace", "cp.unity"] and len(agrees) == 10
+    assert [name for name, word in agrees.items() if word == "no"] == ["t1.workspace", "cp.unity"] and len(agrees) == 11
     mean = {row[0]: row[2] for row in ledger.consistency(ledger.read_claims())}
     assert mean["t1.vs_flare"].startswith("24.3 % (9 to 41)") and mean["t1.vs_t3"].startswith(
         "31.3 % (18 to 44)"

@@ -20,10 +20,11 @@ from conftest import PROJECT
 from flarepp.record import read_records
 
 ARTEFACTS = [
-    *(f"results/smoke/tables/{name}.{kind}" for name in ("table1", "table2", "table3", "table4", "table5") for kind in ("tex", "csv", "md")),
-    *(f"paper_figures/smoke/{name}.{kind}" for name in ("figure2", "figure4", "figure6", "figure7", "figure8", "figure9") for kind in ("pdf", "png")),
+    *(f"results/smoke/tables/{name}.{kind}" for name in ("table1", "table2", "table3", "table4", "table5", "operations", "figure5_cells") for kind in ("tex", "csv", "md")),
+    *(f"paper_figures/smoke/{name}.{kind}" for name in ("figure2", "figure4", "figure5", "figure6", "figure7", "figure8", "figure9") for kind in ("pdf", "png")),
     *(f"results/smoke/ledger.{kind}" for kind in ("md", "csv", "tex")), "results/smoke/records.csv"]
 MODELS = ["full", "gnot", "transolver3", "flare", "flarepp"]
+COST_MODELS = ["full", "transolver3", "flare", "flarepp"]
 
 
 def snakemake(folder: Path, *words: str) -> subprocess.CompletedProcess:
@@ -76,11 +77,13 @@ def test_records_hold_every_run_once_a_suite(copy):
     records = read_records(copy / "results/smoke/records.csv")
     absent = records[records["status"] != "ok"]
     assert set(absent["status"]) == {"not affordable"} and list(absent["dataset"]) == ["pipe", "drivaerml"]
-    assert set(records["suite"]) == {"table1", "figure4", "table2"}
+    assert set(records["suite"]) == {"table1", "figure4", "table2", "figure5"}
     runs = records[records["metric"] == "last"].groupby("suite")["run"].count()
     assert runs.to_dict() == {"table1": 5 * len(MODELS) - 2 + 15, "figure4": 24}
     cells = records[records["metric"] == "step_ms"]
-    assert set(zip(cells["model"], cells["num_ranks"])) == {(model, ranks) for model in ("flare", "flarepp") for ranks in (1, 2)}
+    scaled, costs = (cells[cells["suite"] == suite] for suite in ("table2", "figure5"))
+    assert set(zip(scaled["model"], scaled["num_ranks"])) == {(model, ranks) for model in ("flare", "flarepp") for ranks in (1, 2)}
+    assert set(zip(costs["model"], costs["num_tokens"])) == {(model, tokens) for model in COST_MODELS for tokens in (64, 128)}
     assert not records.dropna(subset=["run"]).duplicated(["suite", "run", "metric"]).any()
     on_disk = {str(path.parent.relative_to(copy)) for path in copy.glob("results/smoke/runs/**/metrics.json")}
     assert set(records["run"].dropna()) == on_disk
@@ -124,11 +127,38 @@ def all_cells(copy: Path) -> set[str]:
     return {str(path.parent.relative_to(copy / "results/smoke/runs")) for path in copy.glob("results/smoke/runs/table2/**/metrics.json")}
 
 
+def curves(jobs: list[str]) -> set[str]:
+    return {re.sub("^cost results/smoke/runs/| on .*$", "", job) for job in jobs if job.startswith("cost ")}
+
+
+def all_curves(copy: Path) -> set[str]:
+    return {str(path.parent.relative_to(copy / "results/smoke/runs")) for path in copy.glob("results/smoke/runs/figure5/**/cost.log")}
+
+
+def test_a_key_of_cost_measures_again_and_trains_nothing(copy):
+    overlay = copy / "overlay.yaml"
+    overlay.write_text(yaml.safe_dump({"cost": {"max_seconds": 3}}))
+    jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
+    assert curves(jobs) == all_curves(copy) and len(curves(jobs)) == 4 and trained(jobs) == scaled(jobs) == set()
+    assert {"operations", "figure5_cells", "figure5", "records of figure5", "claims ledger"} <= set(jobs)
+    assert not {"table1", "table2", "figure4"} & set(jobs)
+
+
+def test_a_deleted_cell_is_measured_with_its_curve(copy, tmp_path):
+    run = copy / "results/smoke/runs/figure5/flare/M8-fp32/N64/metrics.json"
+    shutil.move(run, tmp_path / "kept.json")
+    try:
+        jobs = planned(copy)
+    finally:
+        shutil.move(tmp_path / "kept.json", run)
+    assert curves(jobs) == {"figure5/flare/M8-fp32"} and "figure5" in jobs
+
+
 def test_a_key_of_scaling_measures_again_and_trains_nothing(copy):
     overlay = copy / "overlay.yaml"
     overlay.write_text(yaml.safe_dump({"scaling": {"timed_steps": 3}}))
     jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
-    assert scaled(jobs) == all_cells(copy) and len(scaled(jobs)) == 4 and trained(jobs) == set()
+    assert scaled(jobs) == all_cells(copy) and len(scaled(jobs)) == 4 and trained(jobs) == curves(jobs) == set()
     assert {"table2", "records of table2", "claims ledger"} <= set(jobs) and "table1" not in jobs
 
 
@@ -138,7 +168,7 @@ def test_a_models_key_runs_that_model_and_what_depends_on_it(copy):
     jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
     assert trained(jobs) == {run for run in all_runs(copy) if "/flarepp/" in run} != set()
     assert {"table1", "figure4", "figure6", "figure7", "claims ledger"} <= set(jobs)
-    assert not any(job.startswith(("dataset", "trivial", "scaling")) for job in jobs)
+    assert not any(job.startswith(("dataset", "trivial", "scaling", "cost")) for job in jobs)
 
 
 def test_a_datasets_key_runs_that_dataset(copy):
@@ -151,13 +181,15 @@ def test_a_datasets_key_runs_that_dataset(copy):
 
 @pytest.mark.parametrize("file, part", [
     ("mixers/flarepp.py", "/flarepp/"), ("mixers/full.py", "/full/"), ("solvers/darcy.py", "/darcy/"),
-    ("data/elasticity.py", "/elasticity/"), ("attention.py", "/"), ("scaling.py", "table2/")])
+    ("data/elasticity.py", "/elasticity/"), ("attention.py", "/"), ("scaling.py", "table2/"),
+    ("cost.py", "figure5/"), ("operations.py", "figure5/")])
 def test_editing_a_source_runs_exactly_its_runs(restored, file, part):
     path = restored / "src/flarepp" / file
     path.write_text(path.read_text() + "\n# an edit\n")
     jobs = planned(restored)
     assert trained(jobs) == {run for run in all_runs(restored) if part in run}
     assert scaled(jobs) == {cell for cell in all_cells(restored) if part in cell}
+    assert curves(jobs) == {curve for curve in all_curves(restored) if part in curve}
 
 
 def test_editing_a_figure_redraws_it_alone(restored):
@@ -187,6 +219,8 @@ def test_paper_scale_is_listed_within_ten_seconds(copy):
     jobs = planned(copy, "--config", "scale=paper")
     assert time.monotonic() - started < 10
     assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 68
+    cells = [job for job in jobs if job.startswith("cost results/paper/runs/figure5/")]
+    assert len(cells) == 16 and all(" on cuda, N 1000, 50000, " in job for job in cells)
 
 
 @pytest.mark.parametrize("words, expected", [
@@ -194,6 +228,7 @@ def test_paper_scale_is_listed_within_ten_seconds(copy):
     (["--config", "defaults={training: {lrr: 1}}"], "did you mean 'lr'"),
     (["--config", "seeds=0"], "seeds"),
     (["--config", "scaling={models: [full]}"], "scaling.models: got 'full'; it cannot share tokens"),
+    (["--config", "cost={models: [lno]}"], "cost.models: got 'lno'; it is no model of the backbone"),
     (["--config", "suites={table1: {axes: {precision: [fp16]}}}"], "suites.table1.axes: got 'precision'; allowed: none"),
 ])
 def test_a_broken_configuration_stops_before_any_job(copy, words, expected):
@@ -240,5 +275,5 @@ def test_report_opens_offline_with_every_artefact(copy):
     answer = snakemake(copy, "--report", "report.html")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     page = (copy / "report.html").read_text()
-    for name in ("table1", "table2", "table4", "table5", "figure4", "figure6", "figure7", "ledger", "darcy.json"):
+    for name in ("table1", "table2", "table4", "table5", "operations", "figure5_cells", "figure4", "figure5", "figure6", "figure7", "ledger", "darcy.json"):
         assert name in page

@@ -18,13 +18,14 @@ import yaml
 from conftest import PROJECT
 from flarepp import record
 from flarepp.parallel import Ranks
-from flarepp.scaling import draw
+from flarepp.scaling import span_of
 from flarepp.spec import expand
+from flarepp.step import draw
 
 CELLS = """
 import json, pathlib, sys, time
 from flarepp import parallel, record, scaling
-call = scaling.Step.__call__
+call = scaling.ShardedStep.__call__
 
 def lacks_memory(self):
     if self.ranks.context_rank == 1:
@@ -34,7 +35,7 @@ def lacks_memory(self):
 def is_slow_in_turn(self):
     self.calls = getattr(self, "calls", 0) + 1
     loss = call(self)
-    if self.calls - 2 == self.ranks.context_rank:  # after one step to warm up; nobody waits for it any more
+    if self.calls - 3 == self.ranks.context_rank:  # after one step for the memory and one to warm up
         time.sleep(0.3)
     return loss
 
@@ -48,7 +49,7 @@ def one_device(self):
     raise AssertionError("no rank may start")
 
 for name, change, spec in json.load(sys.stdin):
-    scaling.Step.__call__ = globals()[change] if change else call
+    scaling.ShardedStep.__call__ = globals()[change] if change else call
     scaling.torch.cuda.device_count = lambda: 1
     started, folder = time.monotonic(), pathlib.Path(name)
     record.write_json({"status": "ok"}, folder / "metrics.json")
@@ -138,18 +139,19 @@ def test_a_spec_without_its_section_is_one_line(flarepp, tmp_path):
 def test_the_sample_is_the_same_for_any_number_of_ranks(num_ranks):
     """Its bits, also where shards and the pieces that are drawn together cut it elsewhere."""
     settings = {"seed": 3, "batch_size": 2, "num_tokens": 10_001}
-    whole = draw(settings, Ranks())
+    whole = draw(settings)
     assert whole[0].shape == (2, 10_001, 3) and whole[1].shape == (2, 10_001, 1)
     assert abs(whole[0].std() - 1) < 0.02 and len(whole[0].unique()) > 0.99 * whole[0].numel()
-    shards = [draw(settings, Ranks(num_context=num_ranks, context_rank=rank)) for rank in range(num_ranks)]
+    spans = [span_of(10_001, Ranks(num_context=num_ranks, context_rank=rank)) for rank in range(num_ranks)]
+    shards = [draw(settings, span) for span in spans]
     for part, expected in zip(zip(*shards), whole):
         assert torch.equal(torch.cat(part, 1), expected)
-    assert not torch.equal(draw(settings | {"seed": 4}, Ranks())[0], whole[0])
+    assert not torch.equal(draw(settings | {"seed": 4})[0], whole[0])
 
 
 def test_a_rank_may_have_no_token(measured):
     settings = {"seed": 0, "batch_size": 1, "num_tokens": 2}
-    assert draw(settings, Ranks(num_context=3, context_rank=2))[0].shape == (1, 0, 3)
+    assert draw(settings, span_of(2, Ranks(num_context=3, context_rank=2)))[0].shape == (1, 0, 3)
     assert metrics(measured["fewer tokens"])["loss"] > 0
 
 

@@ -316,6 +316,25 @@ BROKEN = {
     "scaling by benchmark": ("scaling.seed", {"darcy": 1}, ["scaling", "'seed' is missing"]),
     "scaling that is null": ("scaling", None, ["scaling", "null"]),
     "a suite of the name that scaling makes": ("suites.table2", {"models": ["flare"]}, ["suites", "'table2'", "scaling"]),
+    "a suite of the name that cost makes": ("suites.figure5", {"models": ["flare"]}, ["suites", "'figure5'", "'cost'"]),
+    "a misspelt key of cost": ("cost.max_step_second", 1, ["cost", "did you mean 'max_step_seconds'"]),
+    "an unknown model in cost": ("cost.models", ["flare", "flarep"], ["cost.models", "did you mean 'flarepp'"]),
+    "a whole architecture in cost": ("cost.models", ["lno"], ["cost.models", "'lno'", "no model of the backbone", "full, transolver"]),
+    "tokens that do not ascend": ("cost.num_tokens", [128, 64], ["cost.num_tokens", "[128, 64]", "ascend"]),
+    "tokens of cost twice": ("cost.num_tokens", [64, 64], ["cost.num_tokens", "without repetitions"]),
+    "no latents in cost": ("cost.num_latents", [], ["cost.num_latents", "at least 1"]),
+    "no time for a step": ("cost.max_step_seconds", 0, ["cost.max_step_seconds", "got 0", "above 0"]),
+    "no time for all steps": ("cost.max_seconds", "1e3", ["cost.max_seconds", "number", "1000"]),
+    "nothing to warm up": ("cost.warmup_steps", 0, ["cost.warmup_steps", "got 0", "at least 1"]),
+    "a device that cost does not choose": ("cost.device", "gpu", ["cost.device", "'gpu'", "cpu, cuda"]),
+    "a precision of cost": ("cost.precision", "fp8", ["cost.precision", "'fp8'", "did you mean 'fp32'", "fp32, fp16"]),
+    "compiling on the CPU": ("cost.compile", True, ["cost.compile", "'cpu'", "false"]),
+    "compile as text": ("cost.compile", "yes", ["cost.compile", "'yes'", "boolean"]),
+    "heads of cost": ("cost.model.num_heads", 3, ["cost", "num_heads", "got 3", "[1, 2, 4, 8, 16]"]),
+    "latents of cost beside the list of them": ("cost.model.num_latents", 8, ["cost.model", "'num_latents'", "num_blocks"]),
+    "a misspelt size of cost": ("cost.model.fnn_ratio", 8, ["cost.model", "did you mean 'ffn_ratio'"]),
+    "cost by benchmark": ("cost.seed", {"darcy": 1}, ["cost", "'seed' is missing"]),
+    "cost that is null": ("cost", None, ["cost", "null"]),
 }
 
 
@@ -408,6 +427,73 @@ def test_a_key_of_scaling_changes_its_runs_only(config):
     models["flare"]["training"] = {"lr": 0.1}
     models["flarepp"]["model"] = {"qk_norm": {"darcy": True, "default": False}}
     assert spec.expand(config | {"models": models}).scaling == before.scaling
+
+
+CURVES = {"smoke": 4, "quick": 11, "desk": 22, "paper": 16}
+
+
+@pytest.mark.parametrize("scale", spec.SCALES)
+def test_cost_is_a_suite_of_cells_on_curves(config, scale):
+    plan = spec.expand(config | {"scale": scale})
+    entries = plan.suites["figure5"]
+    assert len(plan.curves) == CURVES[scale] and len(entries) == CURVES[scale] * len(plan.num_tokens)
+    assert plan.suite_runs("figure5") == [f"{path}/N{tokens}" for path in plan.curves for tokens in plan.num_tokens]
+    for entry in entries:
+        path, cell = entry["run"].rsplit("/N", 1)
+        run = plan.curves[path]
+        model, settings = run.spec["model"], run.spec["cost"]
+        latents = f"M{model['num_latents']}-" if entry["model"] != "full" else ""
+        assert path == f"results/{scale}/runs/figure5/{entry['model']}/{latents}{settings['precision']}"
+        assert (entry["num_tokens"], entry["num_ranks"], entry["num_latents"], entry["num_blocks"], entry["precision"]) == (
+            int(cell), None, model.get("num_latents"), model["num_blocks"], settings["precision"])
+        assert (entry["dataset"], entry["dataset_label"], entry["seed"], entry["absent"]) == ("", "", 0, None)
+        assert settings["num_tokens"] == plan.num_tokens == sorted(plan.num_tokens)
+        code = {file.removeprefix("src/flarepp/") for file in run.code}
+        assert {"cost.py", "step.py", "operations.py", "models/backbone.py", f"mixers/{model['mixer']}.py"} <= code
+        assert len([file for file in code if file.startswith("mixers/")]) == 2  # its own and __init__
+        assert not code & {"spec.py", "train.py", "scaling.py", "parallel.py"}
+
+
+def test_cost_at_paper_scale_is_that_of_the_paper(config):
+    plan = spec.expand(config | {"scale": "paper"})
+    one = plan.curves["results/paper/runs/figure5/flare/M64-fp16"].spec
+    assert one["model"] == {"name": "backbone", "mixer": "flare", "channel_dim": 128, "num_heads": 8, "num_blocks": 8,
+                            "num_latents": 64, "ffn_ratio": 4, "norm": "rmsnorm", "qk_norm": False}
+    assert one["cost"] | {"num_tokens": 0} == {
+        "num_tokens": 0, "batch_size": 1, "precision": "fp16", "warmup_steps": 10, "timed_steps": 30, "max_seconds": 2,
+        "max_step_seconds": 60, "num_threads": 4, "device": "cuda", "compile": True, "seed": 0}
+    assert {1000, 100_000, 500_000, 1_000_000} < set(plan.num_tokens)
+    assert {run.spec["model"].get("num_latents") for run in plan.curves.values()} == {None, 64, 128, 256}
+
+
+@pytest.mark.parametrize("scale", ["desk", "paper"])
+def test_cost_and_scaling_meet(config, scale):
+    """On one rank they measure the same cells: a claim compares them."""
+    plan = spec.expand(config | {"scale": scale})
+    shared = ("batch_size", "precision", "device", "seed")
+    for run in plan.scaling.values():
+        model, settings = run.spec["model"], run.spec["scaling"]
+        curve = plan.curves[f"results/{scale}/runs/figure5/{model['mixer']}/M{model['num_latents']}-{settings['precision']}"]
+        assert curve.spec["model"] == model and settings["num_tokens"] in curve.spec["cost"]["num_tokens"]
+        assert all(curve.spec["cost"][key] == settings[key] for key in shared)
+
+
+def test_a_key_of_cost_changes_its_curves_only(config):
+    before, after = spec.expand(config), spec.expand(config | {"cost": config["cost"] | {"timed_steps": 7}})
+    assert after.runs == before.runs and after.scaling == before.scaling and after.curves.keys() == before.curves.keys()
+    assert {run.spec["cost"]["timed_steps"] for run in after.curves.values()} == {7}
+
+
+def test_a_sweep_is_the_section_below_another_folder(config):
+    plan = spec.expand(config | {"scale": "desk"})
+    curves, entries = spec.cost_sweep(config, "desk", "elsewhere")
+    assert [run.spec for run in curves.values()] == [run.spec for run in plan.curves.values()]
+    assert [entry["run"].replace("elsewhere/", "results/desk/", 1) for entry in entries] == plan.suite_runs("figure5")
+    curves, entries = spec.cost_sweep(config, "desk", "here", models=["flarepp"], device="cuda")
+    assert {run.spec["model"]["mixer"] for run in curves.values()} == {"flarepp"} == {entry["model"] for entry in entries}
+    assert {run.spec["cost"]["device"] for run in curves.values()} == {"cuda"}
+    with pytest.raises(ValueError, match="cost.device.*'gpu'.*cpu, cuda"):
+        spec.cost_sweep(config, "desk", "here", device="gpu")
 
 
 def test_what_shards_is_read_from_the_source():

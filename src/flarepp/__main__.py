@@ -51,6 +51,40 @@ def parallel(arguments: argparse.Namespace) -> int:
     return on_ranks(measure, read_json(arguments.spec), arguments.spec.parent)
 
 
+def cost(arguments: argparse.Namespace) -> int:
+    """Exit code 1: a cell failed, for want of neither memory nor time; those before it are measured."""
+    from flarepp.cost import ChildFailed, measure
+    from flarepp.record import read_json
+
+    try:
+        if arguments.spec:
+            measure(read_json(arguments.spec), arguments.spec.parent)
+        else:
+            cost_sweep(arguments)
+    except ChildFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def cost_sweep(arguments: argparse.Namespace) -> None:
+    """The cost curves of a configuration, without Snakemake: PyTorch, NumPy and PyYAML are enough."""
+    import yaml
+
+    from flarepp import spec
+    from flarepp.cost import reference_folder, sweep
+    from flarepp.provenance import choose_device
+
+    device = choose_device(arguments.device).type
+    changes = {"device": device} | ({"compile": False} if device == "cpu" else {})
+    changes |= {"models": arguments.models} if arguments.models else {}
+    out = arguments.out or reference_folder(device)
+    config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
+    curves, entries = spec.cost_sweep(config, arguments.scale, out.as_posix(), **changes)
+    suite = {"suite": spec.COST, "scale": arguments.scale}
+    sweep({path: run.spec for path, run in curves.items()}, entries, suite, out, arguments.minutes)
+
+
 def on_ranks(function, *words) -> int:
     """Make a record with several processes and show it. Exit code 1: one of them failed."""
     from flarepp.parallel import RankFailed
@@ -180,6 +214,16 @@ def parser() -> argparse.ArgumentParser:
     sub = verb("parallel", parallel, "measure time and memory of a step whose tokens several ranks share, from a spec.json of the "
                "scaling experiment; starts the ranks itself")
     sub.add_argument("spec", type=Path, help="spec.json; the record, metrics.json, is written beside it")
+    sub = verb("cost", cost, "measure time and memory of a step against the number of tokens: one curve from its spec.json, "
+               "or without SPEC those of a configuration; goes on where it stopped")
+    sub.add_argument("spec", nargs="?", type=Path, help="spec.json of a curve; records are written to folders beside it")
+    sub.add_argument("--config", type=Path, default="config.yaml", help="configuration; this and all below go without SPEC")
+    sub.add_argument("--scale", default="paper", help="which of its scales")
+    sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run")
+    sub.add_argument("--models", nargs="+", metavar="NAME", help="models; by default those of the configuration")
+    sub.add_argument("--minutes", type=float, default=8, help="time after which no further cell is started")
+    sub.add_argument("--out", type=Path, help="folder of the records and of suite.json, the plan for the verb `records`; "
+                     "by default results/reference/DEVICE")
     sub = verb("evaluate", evaluate, "recompute predictions and errors of a finished run from its weights and compare them "
                "with its record; exit code 1 if the record does not follow from the weights")
     sub.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run; its own files are only read")
@@ -189,6 +233,12 @@ def parser() -> argparse.ArgumentParser:
     sub = verb("records", records, "collect the metrics of a suite's runs into one tidy CSV")
     sub.add_argument("--plan", type=Path, help="JSON plan of the suite; by default read from standard input")
     sub.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    add_artefacts(verb)
+    return top
+
+
+def add_artefacts(verb) -> None:
+    """The verbs of the paper layer, by the function that adds one."""
     for name, help in (("table", "write one table as .tex, .csv and .md"), ("figure", "draw one figure as .pdf and .png"),
                        ("ledger", "judge every claim of the paper")):
         sub = verb(name, artefact if name != "ledger" else paper, help)
@@ -206,7 +256,6 @@ def parser() -> argparse.ArgumentParser:
         if name == "figure":
             sub.add_argument("--stores", type=Path, nargs="+", help="dataset files; for figure2")
         sub.add_argument("--scale", required=True, help="scale of the runs, stamped on everything but 'paper'")
-    return top
 
 
 def refuse(error: Exception) -> int:

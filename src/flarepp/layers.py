@@ -138,11 +138,6 @@ class _Projections(torch.autograd.Function):
         return grad_tokens.view_as(grads[0]), *(grad.T @ tokens for grad in flat), *(grad.sum(0) for grad in flat)
 
 
-def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh approximation, any shape."""
-    return F.gelu(x, approximate="tanh")
-
-
 class ResidualMLP(nn.Module):
     """h = GELU(W_in x), L hidden layers h <- h + GELU(W h), y = W_out h; [..., in_dim] -> [..., out_dim].
 
@@ -160,72 +155,12 @@ class ResidualMLP(nn.Module):
         init_linears(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = gelu(self.input(x))
+        h = F.gelu(self.input(x), approximate="tanh")
         h = h + x if self.input_residual else h
         for layer in self.hidden:
-            h = h + gelu(layer(h))
+            h = h + F.gelu(layer(h), approximate="tanh")
         y = self.output(h)
         return y + h if self.output_residual else y
-
-
-CHUNK_NUMBERS = 2**20  # of a chunk of hidden values
-
-
-class FeedForward(nn.Module):
-    """The feed-forward half of a block with its residual: x + W_out GELU(W_in z + b_in) + b_out, x and z [..., C] -> [..., C].
-
-    On the CPU a large hidden layer is computed a chunk of tokens at a time, so that its gradients stay in the cache and no fresh
-    memory is touched for them.
-    """
-
-    def __init__(self, channel_dim: int, hidden_dim: int):
-        super().__init__()
-        self.input, self.output = nn.Linear(channel_dim, hidden_dim), nn.Linear(hidden_dim, channel_dim)
-        init_linears(self)
-
-    def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        small = z.shape[:-1].numel() * self.input.out_features <= CHUNK_NUMBERS
-        if small or z.device.type != "cpu" or in_half_precision(z) or x.dtype != z.dtype:
-            return x + self.output(gelu(self.input(z)))
-        return _ChunkedFeedForward.apply(x, z, self.input.weight, self.input.bias, self.output.weight, self.output.bias)
-
-
-class _ChunkedFeedForward(torch.autograd.Function):
-    """`FeedForward` a chunk of tokens at a time; T tokens of all samples, hidden width F."""
-
-    @staticmethod
-    def forward(ctx, x, z, weight_in, bias_in, weight_out, bias_out):
-        tokens, out = z.reshape(-1, z.shape[-1]), torch.empty_like(x, memory_format=torch.contiguous_format)
-        before, after = z.new_empty(2, len(tokens), len(bias_in))  # [T, F] each
-        flat_x, flat_out = x.reshape(-1, x.shape[-1]), out.view(-1, x.shape[-1])
-        for span in _spans(before):
-            torch.addmm(bias_in, tokens[span], weight_in.T, out=before[span])
-            torch.ops.aten.gelu.out(before[span], approximate="tanh", out=after[span])
-            torch.add(flat_x[span], bias_out, out=flat_out[span]).addmm_(after[span], weight_out.T)
-        ctx.save_for_backward(tokens, before, after, weight_in, weight_out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        tokens, before, after, weight_in, weight_out = ctx.saved_tensors
-        flat_grad, grad_tokens = grad.reshape(-1, grad.shape[-1]), torch.empty_like(tokens)
-        grad_in, grad_bias, grad_out = torch.zeros_like(weight_in), before.new_zeros(before.shape[1]), torch.zeros_like(weight_out)
-        buffer = torch.empty_like(before[_spans(before)[0]])
-        for span in _spans(before):
-            inner = torch.mm(flat_grad[span], weight_out, out=buffer[:span.stop - span.start])
-            torch.ops.aten.gelu_backward.grad_input(inner, before[span], approximate="tanh", grad_input=inner)
-            grad_out.addmm_(flat_grad[span].T, after[span])
-            grad_in.addmm_(inner.T, tokens[span])
-            grad_bias.add_(inner.sum(0))
-            torch.mm(inner, weight_in, out=grad_tokens[span])
-        return grad, grad_tokens.view_as(grad), grad_in, grad_bias, grad_out, flat_grad.sum(0)
-
-
-def _spans(hidden: Tensor) -> list[slice]:
-    """Chunks of the rows of [T, F]; the last may be shorter."""
-    length = max(CHUNK_NUMBERS // hidden.shape[1], 1)
-    return [slice(start, min(start + length, len(hidden))) for start in range(0, len(hidden), length)]
 
 
 PROJECTION_LAYERS = 2  # hidden layers of a model's input and output projection

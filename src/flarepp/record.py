@@ -6,8 +6,8 @@ A run folder holds
     history.csv      the learning curve
     predictions.h5   test set: points, target and the predictions of the last and of the averaged (EMA) weights
     model.safetensors
-of which a trivial predictor and a scaling run have the first two. `records` turns many run folders into one tidy table: a row
-per run and metric.
+of which a trivial predictor, a scaling run and a cell of a cost curve have the first two. `records` turns many run folders
+into one tidy table: a row per run and metric.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def records(plan: dict):
     """Turn a suite's plan into the tidy table of records (pandas.DataFrame with COLUMNS).
 
     plan: {"suite", "scale", "entries": [{"run", "dataset", "dataset_label", "model", "label", "role", "num_blocks",
-    "num_latents", "precision", "seed", "absent"}]}, those of a scaling run also "num_tokens" and "num_ranks"; an entry with
-    `absent` (a reason) has no run folder.
+    "num_latents", "precision", "seed", "absent"}]}, those of scaling runs and cost cells also "num_tokens" and
+    "num_ranks"; an entry with `absent` (a reason) has no run folder.
     """
     import pandas
 

@@ -8,9 +8,7 @@ that forks its ranks; what does not fit in memory, or lacks a CUDA device a rank
 
 from __future__ import annotations
 
-import gc
 import math
-import os
 import re
 import time
 from pathlib import Path
@@ -20,15 +18,12 @@ import torch
 from torch import Tensor
 
 from flarepp import record
-from flarepp.losses import mean_squared_error
-from flarepp.models import build_model
+from flarepp.memory import freed_at_once
 from flarepp.parallel import RankFailed, Ranks, Traffic, join, launch
-from flarepp.train import (check_sections, choose_device, code_digest, exclusive, git_state, is_out_of_memory, machine,
-                           parameter_dtypes, peak_memory_mb)
+from flarepp.provenance import (check_sections, choose_device, code_digest, exclusive, git_state, is_out_of_memory, machine,
+                                num_cores, parameter_dtypes, peak_memory_mb)
+from flarepp.step import Step, configure, idle_memory_mb, sample_origin, small
 
-IN_DIM, OUT_DIM = 3, 1  # a field on points in space
-CHUNK = 4096  # tokens that are drawn together, whatever the shards
-IDLE_TOKENS = 64  # of the step after which a process counts as idle
 PROGRESS = 10  # timed steps between two lines of progress
 
 
@@ -39,46 +34,24 @@ class OutOfMemory(RuntimeError):
 # --- one step
 
 
-def draw(settings: dict, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Features [B, N_r, 3] and target [B, N_r, 1] of this rank's tokens, standard normal; together the same for any R."""
-    own = ranks.shard(torch.arange(settings["num_tokens"]), dim=0)
-    first, last = (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
-    shape = settings["batch_size"], CHUNK, IN_DIM + OUT_DIM
-    parts = [np.empty((shape[0], 0, shape[2]), np.float32)]
-    for index in range(first // CHUNK, math.ceil(last / CHUNK)):
-        chunk = np.random.default_rng([settings["seed"], index]).standard_normal(shape, np.float32)
-        start = index * CHUNK
-        parts.append(chunk[:, max(first - start, 0):last - start])
-    features, target = torch.from_numpy(np.concatenate(parts, 1)).split([IN_DIM, OUT_DIM], -1)
-    return features.contiguous(), target.contiguous()
+def span_of(num_tokens: int, ranks: Ranks) -> tuple[int, int]:
+    """First and last + 1 of this rank's tokens."""
+    own = ranks.shard(torch.arange(num_tokens), dim=0)
+    return (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
 
 
-class Step:
-    """The complete model of a spec and this rank's tokens of the sample; calling it makes one step."""
+class ShardedStep(Step):
+    """A step on this rank's tokens of the sample; the parameter gradients are those of all ranks together."""
 
     def __init__(self, spec: dict, ranks: Ranks, device: torch.device):
-        settings, self.ranks, self.device = spec["scaling"], ranks, device
-        torch.manual_seed(settings["seed"])
-        self.model = ranks.prepare(build_model(**spec["model"], in_dim=IN_DIM, out_dim=OUT_DIM).to(device))
-        self.features, self.target = (part.to(device) for part in draw(settings, ranks))
-        self.count = settings["batch_size"] * settings["num_tokens"] * OUT_DIM
-        self.half = settings["precision"] == "fp16"
-
-    def forward(self) -> Tensor:
-        """Prediction [B, N_r, 1] of this rank's tokens, under the spec's precision."""
-        with torch.autocast(self.device.type, dtype=torch.float16, enabled=self.half):
-            return self.model(self.features)
-
-    def loss(self, prediction: Tensor) -> Tensor:
-        """This rank's part of the mean squared error over all tokens, in FP32."""
-        return mean_squared_error(prediction, self.target, count=self.count)
+        super().__init__(spec, "scaling", device, span_of(spec["scaling"]["num_tokens"], ranks))
+        self.ranks = ranks
+        ranks.prepare(self.model)
 
     def __call__(self) -> Tensor:
-        self.model.zero_grad(set_to_none=True)
-        loss = self.loss(self.forward())
-        loss.backward()
+        loss = super().__call__()
         self.ranks.sync_gradients(self.model)
-        return loss.detach()
+        return loss
 
     def traffic(self) -> dict[str, int]:
         """Collectives of one more step by their cause, and the bytes that this rank hands to those of the model."""
@@ -99,24 +72,6 @@ class Step:
 # --- what one rank measures
 
 
-def configure(settings: dict) -> None:
-    """Threads and precision of this process."""
-    torch.set_num_threads(settings["num_threads"])
-    torch.set_float32_matmul_precision("highest")  # no TF32 in a measurement called FP32
-
-
-def idle_memory_mb(spec: dict, ranks: Ranks, device: torch.device) -> float:
-    """Memory of this process before there is a model: after a step of one block on a few tokens, so that libraries, threads
-    and connections are there. On the CPU its peak resident set so far, on CUDA 0, from where the peak counts afterwards."""
-    Step(spec | {"model": spec["model"] | {"num_blocks": 1}, "scaling": spec["scaling"] | {"num_tokens": IDLE_TOKENS}},
-         ranks, device)()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return 0.0
-    return peak_memory_mb(device)
-
-
 def synchronise(ranks: Ranks, device: torch.device) -> None:
     """Wait for the device and for all ranks."""
     if device.type == "cuda":
@@ -126,7 +81,7 @@ def synchronise(ranks: Ranks, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(step: Step, ranks: Ranks, settings: dict) -> tuple[list[float], float]:
+def timed(step: ShardedStep, ranks: Ranks, settings: dict) -> tuple[list[float], float]:
     """Milliseconds of every timed step on this rank, and its part of the loss in the last one; warms up first."""
     times, device = [], step.device
     for index in range(-settings["warmup_steps"], settings["timed_steps"]):
@@ -148,10 +103,15 @@ def of_all_ranks(ranks: Ranks, values: list[float], device: torch.device) -> np.
     return ranks.whole(own, ranks.num_context)[0].cpu().numpy()
 
 
-def measurement(step: Step, ranks: Ranks, settings: dict, idle: float) -> dict[str, float]:
-    """Metrics of all ranks together: time of the slowest in each step, memory of the largest, loss of the whole sample."""
+def measurement(step: ShardedStep, ranks: Ranks, settings: dict, idle: float) -> dict[str, float]:
+    """Metrics of all ranks together: time of the slowest in each step, memory of the largest, loss of the whole sample.
+
+    The memory is that of a first step, as in the cost curves."""
+    with freed_at_once():
+        step()
+    peak = peak_memory_mb(step.device) - idle
     times, loss = timed(step, ranks, settings)
-    everywhere = of_all_ranks(ranks, [*times, loss, peak_memory_mb(step.device) - idle], step.device)
+    everywhere = of_all_ranks(ranks, [*times, loss, peak], step.device)
     slowest = everywhere[:, :-2].max(0)
     low, median, high = np.percentile(slowest, [25, 50, 75]).tolist()
     return {"step_ms": median, "step_ms_low": low, "step_ms_high": high, "steps": len(times),
@@ -165,8 +125,9 @@ def run_rank(spec: dict) -> dict:
     with join(settings["num_ranks"], 1, settings["device"]) as ranks:
         device = choose_device(settings["device"])
         try:
-            idle = idle_memory_mb(spec, ranks, device)
-            step = Step(spec, ranks, device)
+            ShardedStep(small(spec, "scaling"), ranks, device)()
+            idle = idle_memory_mb(device)
+            step = ShardedStep(spec, ranks, device)
             metrics = measurement(step, ranks, settings, idle) | step.traffic()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -179,13 +140,6 @@ def run_rank(spec: dict) -> dict:
 
 
 # --- the record
-
-
-def num_cores(device_type: str) -> int:
-    """CPU cores that this process may use, or CUDA devices that it sees."""
-    if device_type == "cuda":
-        return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def attempt(spec: dict) -> tuple[str, str, dict]:
@@ -223,12 +177,11 @@ def measure(spec: dict, run_dir: Path) -> dict:
             configure(settings)
             device = choose_device("auto" if settings["device"] == "cuda" else "cpu")
             found = {"code": code_digest(), "machine": machine(device, settings["precision"], [])}
-        sample = {"numpy": np.__version__, "chunk": CHUNK} | {key: settings[key] for key in ("seed", "batch_size", "num_tokens")}
         metrics = found.get("metrics", {})
         if metrics:
             metrics["wall_time_s"] = time.monotonic() - started
         result = {"status": status, "message": message, "metrics": metrics, "spec": spec, "provenance": {
-            "dataset": {"source": "random", "fingerprint": record.digest(sample)}, "num_ranks": settings["num_ranks"],
+            "dataset": sample_origin(settings), "num_ranks": settings["num_ranks"],
             **found["machine"], "git": git_state(), "code": found["code"]}}
         record.write_json(result, run_dir / "metrics.json")
     return result

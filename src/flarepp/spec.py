@@ -4,8 +4,8 @@
 
 A value of the configuration may be a mapping by scale or by benchmark (`default` for the rest); `pick` chooses. A run's
 model and training sections are layered: defaults < suite < model < the suite's axes. Runs of the section `scaling` have a
-model section, its sizes < model < its lists, and settings of their own. Every error is a ValueError that names the key, what
-came, what is allowed and the nearest valid name.
+model section, its sizes < model < its lists, and settings of their own; so have the curves of the section `cost`. Every error
+is a ValueError that names the key, what came, what is allowed and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import jsonschema
 import yaml
 
 from flarepp.errors import unknown
@@ -28,7 +27,7 @@ PACKAGE = Path(__file__).parent
 SCHEMA = PACKAGE.parents[1] / "workflow" / "schemas" / "config.schema.yaml"
 NOT_OPTIONS = ("self", "in_dim", "out_dim", "grid", "seq_len", "mixer")  # arguments the data or the configuration's names give
 TRIVIAL = "trivial"
-SCALING = "table2"  # the suite that the section `scaling` makes
+SCALING, COST = "table2", "figure5"  # the suites that the sections `scaling` and `cost` make
 ABSENT = object()  # what a selector yields when neither the scale, the benchmark nor `default` is among its keys
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below",
           "minItems": "a list of at least", "maxItems": "a list of at most", "minProperties": "a number of entries of at least"}
@@ -60,7 +59,13 @@ class Plan:
     runs: dict[str, Run]
     predictors: dict[str, Run]
     scaling: dict[str, Run]
+    curves: dict[str, Run]  # each measures all its numbers of tokens, one cell a folder
     suites: dict[str, list[dict]]
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """The numbers of tokens N of every cost curve."""
+        return next(iter(self.curves.values())).spec["cost"]["num_tokens"]
 
     def dataset_json(self, dataset: str) -> str:
         """What the data rule needs, as one line."""
@@ -90,12 +95,14 @@ class Plan:
         return json.dumps({"suite": suite, "scale": self.scale, "entries": self.suites[suite]}, sort_keys=True)
 
     def suite_runs(self, suite: str) -> list[str]:
-        """Folders of the suite's runs, trivial predictors and scaling runs included."""
+        """Folders of the suite's runs, trivial predictors, scaling runs and cells of cost curves included."""
         return [entry["run"] for entry in self.suites[suite] if entry["run"]]
 
 
 def expand(config: dict) -> Plan:
     """Validate a configuration and expand its scale into a Plan; ValueError for the first thing that is wrong."""
+    import jsonschema  # noqa: F401  without it nothing would be checked
+
     scale = config.get("scale")
     if scale not in SCALES:
         raise ValueError(f"scale: {unknown('scale', scale, SCALES)}")
@@ -103,20 +110,37 @@ def expand(config: dict) -> Plan:
     for each in (scale, *(other for other in SCALES if other != scale)):
         for dataset in names:
             validate(pick(config, each, dataset, names), f"scale {each}, {dataset}")
-        scaling = _without_benchmark(config, each, names)["scaling"]
-        _refuse(_validator("scaling"), scaling, f"config (scale {each})", "scaling")
+        picked = _without_benchmark(config, each, names)
+        for section in ("scaling", "cost"):
+            _refuse(_validator(section), picked[section], f"config (scale {each})", section)
     by_dataset = {dataset: pick(config, scale, dataset, names) for dataset in names}
     chosen = next(iter(by_dataset.values()))
     if len(locks := {picked["data"]["lock"] for picked in by_dataset.values()}) > 1:
         raise ValueError(f"data.lock: got {', '.join(sorted(locks))}; one file holds the pins of all benchmarks")
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
-    plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], chosen["data"]["lock"], datasets, {}, {}, {}, {})
+    plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], chosen["data"]["lock"], datasets, {}, {}, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     _check_names(chosen)
     for suite in sorted(chosen["suites"], key=lambda name: len(chosen["suites"][name].get("axes", {}))):
         plan.suites[suite] = list(_suite_entries(plan, known, suite, chosen, by_dataset))
-    plan.suites[SCALING] = list(_scaling_entries(plan, _without_benchmark(config, scale, names)))
+    picked = _without_benchmark(config, scale, names)
+    plan.suites[SCALING] = list(_scaling_entries(plan, picked))
+    plan.suites[COST] = list(_cost_entries(plan.curves, picked, scale, f"results/{scale}"))
     return plan
+
+
+def cost_sweep(config: dict, scale: str, root: str, **changes) -> tuple[dict[str, Run], list[dict]]:
+    """The section `cost` alone, below the folder `root`: curves by path, and the entries of their suite.
+
+    changes: values that replace those of the section. Without jsonschema names are checked, types and ranges are not.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"scale: {unknown('scale', scale, SCALES)}")
+    picked = _without_benchmark(config, scale, list(_mapping(config, "datasets")))
+    picked["cost"] = picked["cost"] | changes
+    _refuse(_validator("cost"), picked["cost"], f"config (scale {scale})", "cost")
+    curves: dict[str, Run] = {}
+    return curves, list(_cost_entries(curves, picked, scale, root))
 
 
 def _mapping(config: dict, key: str) -> dict:
@@ -151,8 +175,8 @@ def pick(value: object, scale: str, dataset: str, names: list[str], path: str = 
 
 
 def _without_benchmark(config: dict, scale: str, names: list[str]) -> dict:
-    """What the scaling runs are made of, picked for no benchmark: of a mapping by benchmark its `default`."""
-    return pick({key: config[key] for key in ("models", "scaling")}, scale, "", names)
+    """What scaling runs and cost curves are made of, picked for no benchmark: of a mapping by benchmark its `default`."""
+    return pick({key: config[key] for key in ("models", "scaling", "cost")}, scale, "", names)
 
 
 def validate(picked: dict, context: str) -> None:
@@ -161,15 +185,27 @@ def validate(picked: dict, context: str) -> None:
 
 
 def _refuse(validator, value: dict, context: str, prefix: str) -> None:
+    if validator is None:
+        return
     errors = sorted(validator.iter_errors(value), key=lambda error: [str(step) for step in error.absolute_path])
     if errors:
         raise ValueError(f"{context}: {_explain(errors[0], prefix)}")
 
 
 @functools.cache
+def _schema() -> dict:
+    return yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def _validator(definition: str | None = None):
-    """Draft 2020-12, stricter: an integer is no 16.0, a number lies within 1e300. One `$defs` entry of the schema, or all of it."""
-    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    """Draft 2020-12, stricter: an integer is no 16.0, a number lies within 1e300. One `$defs` entry of the schema, or all of it.
+    None without jsonschema, which `cost_sweep` can do without."""
+    try:
+        import jsonschema
+    except ImportError:
+        return None
+    schema = _schema()
     draft = jsonschema.Draft202012Validator
     draft.check_schema(schema)
     checker = draft.TYPE_CHECKER.redefine_many({
@@ -180,7 +216,7 @@ def _validator(definition: str | None = None):
     return jsonschema.validators.extend(draft, type_checker=checker)(schema)
 
 
-def _explain(error: jsonschema.ValidationError, prefix: str) -> str:
+def _explain(error, prefix: str) -> str:
     """Key, what came, what is allowed."""
     path = ".".join([*filter(None, [prefix]), *(str(step) for step in error.absolute_path)]) or "the top level"
     if error.validator == "additionalProperties":
@@ -279,8 +315,10 @@ def _check_names(chosen: dict) -> None:
     _known(chosen["predictors"], known, "predictors", "predictor")
     taken = {key for name, section in chosen["models"].items() for key in _accepted(section, f"models.{name}")}
     _known(chosen["defaults"]["model"], taken, "defaults.model", "key")
-    if SCALING in chosen["suites"]:
-        raise ValueError(f"suites: the name {SCALING!r} belongs to the suite that the section 'scaling' makes; choose another")
+    for suite, section in ((SCALING, "scaling"), (COST, "cost")):
+        if suite in chosen["suites"]:
+            raise ValueError(f"suites: the name {suite!r} belongs to the suite that the section {section!r} makes; "
+                             "choose another")
     for suite, section in chosen["suites"].items():
         _known(section["models"], chosen["models"], f"suites.{suite}.models", "model")
         options = {key for name in section["models"] for key in _accepted(chosen["models"][name], f"models.{name}")}
@@ -372,6 +410,46 @@ def scaling_spec(scale: str, picked: dict, model: str, num_tokens: int, num_late
     return {"scale": scale, "model": given, "scaling": settings | cell}
 
 
+def _cost_entries(curves: dict[str, Run], picked: dict, scale: str, root: str):
+    """Yield one entry per cell of the cost curves, models x latents x tokens; the curves join `curves`."""
+    section = picked["cost"]
+    _known(section["models"], picked["models"], "cost.models", "model")
+    if section["num_tokens"] != sorted(section["num_tokens"]):
+        raise ValueError(f"cost.num_tokens: got {section['num_tokens']}; they must ascend, since the time of a step is "
+                         "predicted from fewer tokens")
+    if section["compile"] and section["device"] == "cpu":
+        raise ValueError("cost.compile: got True with device 'cpu', where the compiler's memory would count as the model's; "
+                         "allowed there: false")
+    for model in section["models"]:
+        found = picked["models"][model]
+        if "mixer" not in found:
+            allowed = (name for name, other in picked["models"].items() if "mixer" in other)
+            raise ValueError(f"cost.models: got {model!r}; it is no model of the backbone, allowed are {', '.join(allowed)}")
+        has_latents = "num_latents" in _accepted(found, f"models.{model}")
+        for latents in section["num_latents"] if has_latents else (None,):
+            spec = cost_spec(scale, picked, model, latents)
+            precision, seed = spec["cost"]["precision"], spec["cost"]["seed"]
+            path = f"{root}/runs/{COST}/{model}/{f'M{latents}-' if has_latents else ''}{precision}"
+            curves[path] = Run(path, spec, _model_sources("flarepp.cost", spec["model"]))
+            base = {"dataset": "", "dataset_label": "", "model": model, "label": found["label"], "role": found["role"],
+                    "num_blocks": spec["model"]["num_blocks"], "num_latents": latents, "num_ranks": None,
+                    "precision": precision, "seed": seed, "absent": None}
+            for tokens in section["num_tokens"]:
+                yield base | {"run": f"{path}/N{tokens}", "num_tokens": tokens}
+
+
+def cost_spec(scale: str, picked: dict, model: str, num_latents: int | None) -> dict:
+    """The complete spec of one cost curve."""
+    section, where = picked["cost"], f"models.{model} (cost)"
+    options = {key for name in section["models"] for key in _accepted(picked["models"][name], f"models.{name}")}
+    _known(section["model"], sorted(options - {"num_latents"}), "cost.model", "key")
+    axes = {} if num_latents is None else {"num_latents": num_latents}
+    given = _model_options(picked["models"][model], section["model"], axes, section["precision"], where)
+    _check_model(given, section["precision"], where)
+    settings = {key: value for key, value in section.items() if key not in ("models", "model", "num_latents")}
+    return {"scale": scale, "model": given, "cost": settings}
+
+
 def _shards(mixer: str | None) -> bool:
     """Whether a mixer has what context parallelism replaces: its class assigns `encode` or `sum_over_tokens`."""
     if mixer is None:
@@ -403,7 +481,7 @@ def run_spec(picked: dict, suite: str, model: str, dataset: str, data: dict, axe
     _refuse(_validator("training"), training, where, "training")
     training["steps"] = _steps(training, data)
     training.pop("epochs", None)
-    numbers = _validator().schema["$defs"]["training"]["properties"]
+    numbers = _schema()["$defs"]["training"]["properties"]
     training = {key: float(value) if numbers[key].get("type") == "number" else value for key, value in training.items()}
     model_axes = {key: value for key, value in axes.items() if key not in training_axes}
     shared = picked["defaults"]["model"] | picked["suites"][suite].get("model", {})
@@ -415,7 +493,7 @@ def run_spec(picked: dict, suite: str, model: str, dataset: str, data: dict, axe
 
 @functools.cache
 def _training_keys() -> tuple[str, ...]:
-    return tuple(_validator().schema["$defs"]["training"]["properties"])
+    return tuple(_schema()["$defs"]["training"]["properties"])
 
 
 def _layered_training(layers, where: str) -> dict:

@@ -12,14 +12,9 @@ Only lack of memory strikes one alone: it leaves the record and fails, so that w
 from __future__ import annotations
 
 import csv
-import fcntl
 import math
 import os
 import pickle
-import platform
-import resource
-import subprocess
-import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -35,8 +30,11 @@ from tqdm import tqdm
 from flarepp import parallel, record
 from flarepp.data import store
 from flarepp.losses import relative_l2, training_loss
+from flarepp.memory import keep_freed
 from flarepp.models import build_model
 from flarepp.optimise import Optimiser, build_optimiser, optimiser_step
+from flarepp.provenance import (check_sections, choose_device, code_digest, exclusive, git_state, is_out_of_memory, machine,
+                                parameter_dtypes, peak_memory_mb)
 
 HISTORY = ("step", "lr", "loss", "grad_norm", "loss_scale", "test_last", "test_ema")
 HISTORY_ROWS = 500  # rows of the learning curve besides the evaluations
@@ -116,14 +114,6 @@ class Run(Inference):
         return self.models["last"]
 
 
-def choose_device(wanted: str) -> torch.device:
-    """"auto" is the first CUDA device if there is one, else the CPU. ValueError when CUDA is asked for and absent."""
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
-        raise ValueError("training.device is 'cuda' but no CUDA device is visible; allowed here: 'cpu', 'auto'")
-    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
-
-
 def load_split(samples: store.Samples, norm: store.Affine, device: torch.device, name: str) -> Split:
     """Encode features and move a split to the device. ValueError names a sample whose target is zero everywhere."""
     empty = np.flatnonzero(~samples.target.any(axis=(1, 2)))
@@ -139,6 +129,7 @@ def build_inference(spec: dict, benchmark: store.Benchmark) -> Inference:
     """Seed, build the model, load the test set. Touches torch's global generator, threads and precision."""
     training = spec["training"]
     torch.set_num_threads(training["num_threads"])
+    keep_freed()
     torch.set_float32_matmul_precision("highest")  # no TF32 in a run called FP32
     torch.manual_seed(training["seed"])
     device = choose_device(training["device"])
@@ -303,27 +294,6 @@ def restore_checkpoint(run: Run, path: Path) -> None:
     run.say(f"resumed at step {run.progress.steps} from {path}")
 
 
-def code_digest() -> str:
-    """Twelve hex digits over the sources of this package that are loaded: what a checkpoint is only valid for."""
-    sources = {name: record.sha256(Path(module.__file__)) for name, module in sorted(sys.modules.items())
-               if name.startswith("flarepp.") and getattr(module, "__file__", None)}
-    return record.digest(sources)
-
-
-def cpu_name() -> str:
-    """Model and vector instructions of the CPU: the last bits of a sum depend on them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()  # of Linux
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{(models or [platform.processor() or 'cpu'])[0]}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def parameter_dtypes(model: nn.Module) -> list[str]:
-    return sorted({str(parameter.dtype) for parameter in model.parameters()})
-
-
 def provenance(spec: dict, benchmark: store.Benchmark, code: str, dtypes: list[str], num_ranks: int = 1) -> dict:
     """Where the numbers come from: data, versions, device, precision as read back, commit, digest of the code."""
     return {
@@ -331,57 +301,6 @@ def provenance(spec: dict, benchmark: store.Benchmark, code: str, dtypes: list[s
         **machine(choose_device(spec["training"]["device"]), spec["training"]["precision"], dtypes),
         "git": git_state(), "code": code,
     }
-
-
-def machine(device: torch.device, precision: str, dtypes: list[str]) -> dict:
-    """Versions and device, and threads and precision as read back in this process."""
-    return {
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "device_type": device.type, "num_threads": torch.get_num_threads(),
-        "precision": {"autocast": precision == "fp16", "float32_matmul": torch.get_float32_matmul_precision(),
-                      "parameters": dtypes},
-    }
-
-
-def git_state() -> dict:
-    """Commit and dirty flag of the source tree; both None outside a repository."""
-    def ask(*words: str) -> str | None:
-        try:
-            answer = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return answer.stdout.strip() if answer.returncode == 0 else None
-
-    commit, changes = ask("rev-parse", "HEAD"), ask("status", "--porcelain", "--", ".")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak allocated device memory, on the CPU the peak resident set of the process, in MiB."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
-
-
-@contextmanager
-def exclusive(path: Path):
-    """Hold a lock file: a process orphaned by a killed scheduler may still be writing in its folder."""
-    with open(path, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another process that works in {path.parent}", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch's CPU allocator, CUDA outside its allocator and NCCL raise a plain RuntimeError; the rest has its own type."""
-    texts = ("can't allocate memory", "out of memory")
-    return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
 
 
 def save_history(history: list[dict], path: Path) -> None:
@@ -449,12 +368,6 @@ def learn(run: Run, checkpoint: Path) -> tuple[str, str]:
             raise
         return "oom", str(error).splitlines()[0]
     return "ok", ""
-
-
-def check_sections(spec: dict, sections: tuple[str, ...] = ("dataset", "model", "training")) -> None:
-    """ValueError names a section that a run's spec lacks."""
-    if missing := [key for key in sections if not isinstance(spec.get(key), dict)]:
-        raise ValueError(f"run spec: the section {missing[0]!r} is missing")
 
 
 def checkpoint_path(spec: dict, benchmark: store.Benchmark, code: str, run_dir: Path) -> Path:

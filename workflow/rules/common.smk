@@ -13,8 +13,9 @@ RESULTS = f"results/{SCALE}"
 FIGURE_FOLDER = f"paper_figures/{SCALE}"
 
 # Each table and figure with the suite whose records it is a function of.
-TABLES = {"table1": "table1", "table2": "table2", "table4": "table1", "table5": "table1"}
-FIGURES = {"figure4": "figure4", **dict.fromkeys(["figure6", "figure7", "figure8", "figure9"], "table1")}
+TABLES = {"table2": "table2", "operations": "figure5", "figure5_cells": "figure5"}
+TABLES |= dict.fromkeys(["table1", "table4", "table5"], "table1")
+FIGURES = {"figure4": "figure4", "figure5": "figure5", **dict.fromkeys(["figure6", "figure7", "figure8", "figure9"], "table1")}
 OF_DATA = ["table3", "figure2"]  # functions of the datasets themselves
 
 # The axes along which each suite's artefacts can tell runs apart.
@@ -33,15 +34,18 @@ wildcard_constraints:
     run="|".join(re.escape(path) for path in PLAN.runs),
     predictor="|".join(re.escape(path) for path in PLAN.predictors),
     cell="|".join(re.escape(path) for path in PLAN.scaling),
+    curve="|".join(re.escape(path) for path in PLAN.curves),
 
 
 # What a run leaves that later steps read; `all` asks for it, so that a deleted file is made again.
 RUN_FILES = ["spec.json", "metrics.json", "history.csv", "predictions.h5", "model.safetensors"]
+COST_CELLS = PLAN.suite_runs(spec.COST)
 
 
 def records_of(suite):
     """Everything an artefact of a suite reads: the records, and what stands in the folders of its runs."""
-    read = {**dict.fromkeys(PLAN.runs, ("metrics.json", "predictions.h5")), **dict.fromkeys(PLAN.scaling, ("metrics.json",))}
+    read = dict.fromkeys([*PLAN.scaling, *COST_CELLS], ["metrics.json"])
+    read |= dict.fromkeys(PLAN.runs, ["metrics.json", "predictions.h5"])
     runs = [f"{run}/{name}" for run in PLAN.suite_runs(suite) for name in read.get(run, ())]
     return [f"{RESULTS}/records/{suite}.csv", *runs]
 

@@ -93,7 +93,7 @@ rule figure2:
 rule ledger:
     input:
         records=f"{RESULTS}/records.csv",
-        runs=expand("{run}/metrics.json", run=[*PLAN.runs, *PLAN.scaling]),
+        runs=expand("{run}/metrics.json", run=[*PLAN.runs, *PLAN.scaling, *COST_CELLS]),
         code=paper_code("ledger"),
         claims="src/flarepp/paper/claims.yaml",
     output:

@@ -14,6 +14,8 @@ from flarepp.layers import head_width, init_linears, make_norm, merge_heads, spl
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C]. `qk_norm` normalises queries and keys over the head width."""
 
+    operations = "4 C^2 + 2 N C"  # multiply-adds a token, forward
+
     def __init__(self, channel_dim: int, num_heads: int, norm: str, *, qk_norm: bool = False):
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flarepp.layers import (SliceAttention, head_width, init_linears, merge_heads, slice_means, slice_softmax, slice_sums,
-                            split_heads, zero_padding)
+from flarepp.layers import head_width, init_linears, merge_heads, zero_padding
+from flarepp.slices import SliceAttention, slice_means, slice_mix
 
 FIRST_TEMPERATURE, CLAMP = 0.5, (0.1, 5.0)
 
@@ -22,6 +22,7 @@ FIRST_TEMPERATURE, CLAMP = 0.5, (0.1, 5.0)
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with `num_latents` M slices; the weights [B, H, N, M] are held in memory."""
 
+    operations = "3 C^2 + 3 M C"  # multiply-adds a token, forward
     sum_over_tokens = staticmethod(lambda sums: sums)  # context parallelism replaces it
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int):
@@ -36,16 +37,21 @@ class Mixer(nn.Module):
         init_linears(self)
         nn.init.orthogonal_(self.slice_proj.weight)
 
-    def slice_weights(self, x: Tensor) -> Tensor:
-        """w [B, H, N, M]. The temperature divides u and a constant channel that carries the bias, not the M logits."""
-        u = F.pad(split_heads(self.routing_proj(x), self.num_heads), (0, 1), value=1)  # [B, H, N, D + 1]
-        weight = torch.cat([self.slice_proj.weight, self.slice_proj.bias[:, None]], 1)  # [M, D + 1]
-        return slice_softmax(F.linear(u / self.temperature.clamp(*CLAMP), weight))
+    def logit_map(self) -> tuple[Tensor, Tensor]:
+        """A [H, M, D] and a [H, M]: from W_x x, without b_x, to the logits of its slices."""
+        temperature = self.temperature.clamp(*CLAMP)  # [H, 1, 1]
+        bias = self.routing_proj.bias.unflatten(0, (self.num_heads, -1))  # [H, D]
+        shift = F.linear(bias, self.slice_proj.weight, self.slice_proj.bias)
+        return self.slice_proj.weight / temperature, shift / temperature[..., 0]
+
+    def mix(self, sums: Tensor) -> Tensor:
+        """What each slice hands to its tokens, [B, H, M, D], from the sums [B, H, M, D + 1] of W_f x, without b_f."""
+        values, mass = self.sum_over_tokens(sums).split([sums.shape[-1] - 1, 1], -1)
+        values = values + mass * self.token_proj.bias.unflatten(0, (self.num_heads, 1, -1))
+        return self.slice_attention(slice_means(torch.cat([values, mass], -1)))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        heads_mask = None if mask is None else mask[:, None]  # [B, 1, N]
-        x = zero_padding(x, mask)
-        weights, f = self.slice_weights(x), split_heads(self.token_proj(x), self.num_heads)  # [B, H, N, M], [B, H, N, D]
-        tokens = slice_means(self.sum_over_tokens(slice_sums(weights, f, heads_mask)))  # [B, H, M, D]
-        y = weights @ self.slice_attention(tokens).to(weights.dtype)  # [B, H, N, D]
+        weight = torch.cat([self.routing_proj.weight, self.token_proj.weight])  # [2 C, C]
+        tokens = F.linear(zero_padding(x, mask), weight)
+        y = slice_mix(tokens, *self.logit_map(), mask, self.mix)  # [B, H, N, D]
         return zero_padding(self.out_proj(merge_heads(y)), mask)

@@ -5,9 +5,9 @@
     out_n = sum_h sum_m w_nm (W_out,h o_m) + b_out
 
 Plain, it holds the slice weights [B, N, H, M] of all tokens. With `tile` tokens at a time it holds those of one tile and
-computes them again in the backward pass. Same weights, `tile` set: exactly Transolver's function,
-t = (W_f sum w x + b_f sum w) / (sum w + 1e-5). The plain form adds b_f unweighted, so its t exceeds Transolver's by
-1e-5 b_f / (sum_n w_nm + 1e-5).
+computes them again in the second pass over the tokens and in the backward pass. Same weights, `tile` set: exactly
+Transolver's function, t = (W_f sum w x + b_f sum w) / (sum w + 1e-5). The plain form adds b_f unweighted, so its t exceeds
+Transolver's by 1e-5 b_f / (sum_n w_nm + 1e-5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from flarepp.layers import SliceAttention, head_width, init_linears, slice_means, slice_softmax, slice_sums, zero_padding
+from flarepp.layers import head_width, init_linears, zero_padding
+from flarepp.slices import TILE, SliceAttention, in_tiles, slice_means, slice_softmax, slice_sums, spans
 
 FIRST_TEMPERATURE = 0.5
 
@@ -33,6 +34,7 @@ class Mixer(nn.Module):
         if tile is not None and tile < 1:
             raise ValueError(f"tile: got {tile}; allowed: a number of tokens from 1 on, or none")
         self.num_heads, self.tile = num_heads, tile
+        self.operations = "3 H M C" if tile is None else "4 H M C"  # its weights are computed twice
         self.token_proj, self.routing_proj = nn.Linear(channel_dim, channel_dim), nn.Linear(channel_dim, channel_dim)
         self.slice_proj = nn.Linear(head_dim, num_latents)
         self.temperature = nn.Parameter(torch.full((num_heads, 1, 1), FIRST_TEMPERATURE))
@@ -61,7 +63,7 @@ class Mixer(nn.Module):
         return (mixed @ self.by_head(self.out_proj.weight.T).to(mixed.dtype)).flatten(1, 2)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.tile is not None:
+        if self.tile is not None or in_tiles(x):
             return self.tiled(x, mask)
         x = zero_padding(x, mask)
         logits = F.linear(x, *self.logit_map()).unflatten(-1, (self.num_heads, -1))  # [B, N, H, M]
@@ -70,32 +72,37 @@ class Mixer(nn.Module):
         return zero_padding(weights @ values.to(weights.dtype) + self.out_proj.bias, mask)
 
     def tiled(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The same in tiles: one pass over the tokens for the sums, one for the outputs."""
-        tiles = _Tiles(x, mask, self.num_heads, self.tile)
-        sums = _TiledSums.apply(tiles, x, *(value.to(tiles.dtype) for value in self.logit_map()))  # [B, H M, C + 1]
-        return _TiledOutputs.apply(tiles, self.slice_values(sums).to(tiles.dtype), self.out_proj.bias.to(tiles.dtype))
+        """The same in tiles, on the CPU plain too: one pass over the tokens for the sums, one for the outputs."""
+        weight, bias = self.logit_map()
+        tiles = _Tiles(x, mask, self.num_heads, self.tile or max(1, TILE // (len(weight) * max(1, len(x)))))
+        sums, weights = _TiledSums.apply(tiles, x, weight.to(tiles.dtype), bias.to(tiles.dtype), self.tile is None)
+        values = self.slice_values(sums).to(tiles.dtype)  # [B, H M, C]
+        return _TiledOutputs.apply(tiles, weights, values, self.out_proj.bias.to(tiles.dtype))
 
 
 class _Tiles:
     """The tokens in tiles, their slice weights on demand, what the backward pass of the outputs leaves for that of the sums.
 
-    All of it runs in FP32 or better, under autocast too. Whatever is as large as a tile's slice weights [B, T, H M] is written
-    into buffers that each pass allocates once.
+    All of it runs in FP32 or better, under autocast too. Whatever is as large as a tile's slice weights [B, T, H M] goes
+    into buffers that each pass allocates once. Weights that are kept, [B N, H M], lie tile after tile.
     """
 
     def __init__(self, x: Tensor, mask: Tensor | None, num_heads: int, tile: int):
         self.dtype = torch.promote_types(x.dtype, torch.float32)
         self.x, self.mask, self.num_heads = x.detach(), mask, num_heads
-        self.spans = [slice(start, start + tile) for start in range(0, max(x.shape[1], 1), tile)]
+        self.spans = spans(x.shape[1], tile) or [slice(0, 0)]
 
     def buffers(self, count: int) -> list[Tensor]:
         rows = self.x[:, self.spans[0]].shape[:2].numel()
         return [self.x.new_empty(rows, len(self.weight), dtype=self.dtype) for _ in range(count)]
 
-    def shaped(self, buffer: Tensor, span: slice) -> Tensor:
-        """A buffer's beginning as [B, T, H M]; the last tile may be shorter."""
+    def shaped(self, buffer: Tensor, span: slice, start: int = 0) -> Tensor:
+        """A part of a buffer as [B, T, H M]; the last tile may be shorter."""
         shape = self.x[:, span].shape[:2]
-        return buffer[:shape.numel()].view(*shape, buffer.shape[1])
+        return buffer[start:start + shape.numel()].view(*shape, buffer.shape[1])
+
+    def kept(self, weights: Tensor, span: slice) -> Tensor:
+        return self.shaped(weights, span, len(self.x) * span.start)
 
     def by_head(self, weights: Tensor) -> Tensor:
         return weights.unflatten(-1, (self.num_heads, -1))  # [B, T, H, M]
@@ -107,44 +114,58 @@ class _Tiles:
         """x [B, T, C] of one tile, padding zeroed."""
         return zero_padding(self.x[:, span].to(self.dtype), self.mask_of(span))
 
-    def weights(self, span: slice, logits: Tensor, weights: Tensor) -> Tensor:
-        """Slice weights [B, T, H M] of a tile, in the second of two buffers."""
-        logits, weights = self.shaped(logits, span), self.shaped(weights, span)
+    def compute(self, span: slice, logits: Tensor, weights: Tensor) -> Tensor:
+        """Slice weights [B, T, H M] of a tile, written there; `logits` is a buffer."""
+        logits = self.shaped(logits, span)
         torch.matmul(self.tokens(span), self.weight.T, out=logits).add_(self.bias)
         torch.softmax(self.by_head(logits), -1, out=self.by_head(weights))
         return weights
 
+    def weights(self, span: slice, logits: Tensor, weights: Tensor, kept: Tensor | None) -> Tensor:
+        """Slice weights [B, T, H M] of a tile: those kept, or computed in the second of two buffers."""
+        return self.compute(span, logits, self.shaped(weights, span)) if kept is None else self.kept(kept, span)
+
 
 class _TiledSums(torch.autograd.Function):
-    """`slice_sums` [B, H M, C + 1] of all tokens; its backward pass does that of `_TiledOutputs` for x, A, a as well."""
+    """`slice_sums` [B, H M, C + 1] of all tokens, and the weights if they are to be kept.
+
+    Its backward pass does that of `_TiledOutputs` for x, A, a as well.
+    """
 
     @staticmethod
-    def forward(ctx, tiles, x, weight, bias):
-        ctx.tiles = tiles
-        ctx.save_for_backward(x)  # read again below, so that a change of x in between is an error
+    def forward(ctx, tiles, x, weight, bias, keep):
         tiles.weight, tiles.bias = weight.detach(), bias.detach()
-        buffers = tiles.buffers(2)
+        logits, buffer = tiles.buffers(2)
+        kept = x.new_empty(x.shape[:2].numel(), len(weight)) if keep else None
+        sums = 0
         with torch.autocast(x.device.type, enabled=False):
-            return sum(slice_sums(tiles.weights(span, *buffers), tiles.tokens(span), tiles.mask_of(span))
-                       for span in tiles.spans)
+            for span in tiles.spans:
+                weights = tiles.compute(span, logits, tiles.kept(kept, span) if keep else tiles.shaped(buffer, span))
+                sums = sums + slice_sums(weights, tiles.tokens(span), tiles.mask_of(span))
+        ctx.tiles = tiles
+        ctx.save_for_backward(x, kept)  # x is read again below, so that a change of it in between is an error
+        ctx.set_materialize_grads(False)
+        if keep:
+            ctx.mark_non_differentiable(kept)
+        return sums, kept
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_sums):
-        (x,), tiles = ctx.saved_tensors, ctx.tiles
+    def backward(ctx, grad_sums, _):
+        (x, kept), tiles = ctx.saved_tensors, ctx.tiles
         grad_x = torch.empty_like(x)
         grad_weight, grad_bias = torch.zeros_like(tiles.weight), torch.zeros_like(tiles.bias)
         buffers = tiles.buffers(3)
         with torch.autocast(grad_x.device.type, enabled=False):
             for span in tiles.spans:
-                _tile_backward(tiles, span, buffers, grad_sums, grad_x, grad_weight, grad_bias)
-        return None, grad_x, grad_weight, grad_bias
+                _tile_backward(tiles, span, buffers, kept, grad_sums, grad_x, grad_weight, grad_bias)
+        return None, grad_x, grad_weight, grad_bias, None
 
 
-def _tile_backward(tiles, span, buffers, grad_sums, grad_x, grad_weight, grad_bias) -> None:
+def _tile_backward(tiles, span, buffers, kept, grad_sums, grad_x, grad_weight, grad_bias) -> None:
     """Fill one tile of the gradient of x, add to those of A and a."""
     tokens, mask = tiles.tokens(span), tiles.mask_of(span)
-    weights = tiles.weights(span, *buffers[:2])  # [B, T, H M]
+    weights = tiles.weights(span, *buffers[:2], kept)  # [B, T, H M]
     grads, grad_logits = tiles.shaped(buffers[0], span), tiles.shaped(buffers[2], span)
     torch.matmul(tiles.grad_out[:, span], tiles.values.transpose(1, 2), out=grads)
     grads.baddbmm_(zero_padding(F.pad(tokens, (0, 1), value=1), mask), grad_sums.transpose(1, 2))
@@ -157,23 +178,26 @@ def _tile_backward(tiles, span, buffers, grad_sums, grad_x, grad_weight, grad_bi
 
 
 class _TiledOutputs(torch.autograd.Function):
-    """out [B, N, C] = slice weights x values [B, H M, C] + bias [C]."""
+    """out [B, N, C] = slice weights, kept or not, x values [B, H M, C] + bias [C]."""
 
     @staticmethod
-    def forward(ctx, tiles, values, bias):
+    def forward(ctx, tiles, kept, values, bias):
         ctx.tiles, tiles.values = tiles, values
+        ctx.save_for_backward(kept)
         out = tiles.x.new_empty(*tiles.x.shape[:2], bias.shape[0], dtype=tiles.dtype)
         buffers = tiles.buffers(2)
         with torch.autocast(out.device.type, enabled=False):
             for span in tiles.spans:
-                out[:, span] = zero_padding((tiles.weights(span, *buffers) @ tiles.values).add_(bias), tiles.mask_of(span))
+                weights = tiles.weights(span, *buffers, kept)
+                out[:, span] = zero_padding((weights @ tiles.values).add_(bias), tiles.mask_of(span))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out):
-        tiles = ctx.tiles
+        tiles, (kept,) = ctx.tiles, ctx.saved_tensors
         tiles.grad_out, buffers = zero_padding(grad_out, tiles.mask), tiles.buffers(2)
         with torch.autocast(grad_out.device.type, enabled=False):
-            grad_values = sum(tiles.weights(span, *buffers).transpose(1, 2) @ tiles.grad_out[:, span] for span in tiles.spans)
-        return None, grad_values, tiles.grad_out.sum((0, 1))
+            grad_values = sum(tiles.weights(span, *buffers, kept).transpose(1, 2) @ tiles.grad_out[:, span]
+                              for span in tiles.spans)
+        return None, None, grad_values, tiles.grad_out.sum((0, 1))

@@ -4,7 +4,7 @@
     w_n = softmax_M((W_s u_n + b_s + g_n) / tau_n),  g = -log(-log(U + 1e-8) + 1e-8),  U uniform on [0, 1)
     t_m = sum_n w_nm u_n / (sum_n w_nm + 1e-5)        slice attention, deslicing and output as in `transolver`; exact GELU
 
-The noise is drawn in training only. The public codes draw it in evaluation too, which makes test errors random: `eval_noise`.
+The noise is drawn in training only. The public codes draw it in evaluation too, so that errors are random: `eval_noise`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flarepp.layers import (SliceAttention, head_width, init_linears, merge_heads, slice_means, slice_softmax, slice_sums,
-                            split_heads, zero_padding)
+from flarepp.layers import head_width, init_linears, merge_heads, split_heads, zero_padding
+from flarepp.slices import SliceAttention, rowwise, slice_means, slice_mix
 
-FIRST_BIAS, LEAST_TEMPERATURE, NOISE_EPS = 0.5, 0.01, 1e-8
+FIRST_BIAS, LEAST_TEMPERATURE = 0.5, 0.01
 
 
 def uniform_like(logits: Tensor) -> Tensor:
@@ -26,6 +26,7 @@ def uniform_like(logits: Tensor) -> Tensor:
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with `num_latents` M slices; the weights [B, H, N, M] are held in memory."""
 
+    operations = "2 C^2 + 4 M C + H M"  # multiply-adds a token, forward
     sum_over_tokens = staticmethod(lambda sums: sums)  # context parallelism replaces it
     uniform = staticmethod(uniform_like)
 
@@ -35,25 +36,32 @@ class Mixer(nn.Module):
         self.num_heads, self.eval_noise = num_heads, eval_noise
         self.routing_proj = nn.Linear(channel_dim, channel_dim)
         self.slice_proj = nn.Linear(head_dim, num_latents)
-        self.temperature_proj = nn.Sequential(nn.Linear(head_dim, num_latents), nn.GELU(), nn.Linear(num_latents, 1), nn.GELU())
+        self.temperature_proj = nn.Sequential(
+            nn.Linear(head_dim, num_latents), nn.GELU(), nn.Linear(num_latents, 1), nn.GELU())
         self.bias = nn.Parameter(torch.full((num_heads, 1, 1), FIRST_BIAS))
         self.slice_attention = SliceAttention(head_dim)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
         init_linears(self)
         nn.init.orthogonal_(self.slice_proj.weight)
 
-    def slice_weights(self, u: Tensor) -> Tensor:
-        """w [B, H, N, M] of u [B, H, N, D]."""
-        logits = self.slice_proj(u)  # [B, H, N, M]
-        if self.training or self.eval_noise:
-            logits = logits - self.uniform(logits).add_(NOISE_EPS).log_().neg_().add_(NOISE_EPS).log_()
-        temperature = (self.temperature_proj(u) + self.bias).clamp_min(LEAST_TEMPERATURE)  # [B, H, N, 1]
-        return slice_softmax(logits / temperature)
+    def temperature(self, u: Tensor) -> Tensor:
+        """tau [B, H, N, 1] of u [B, H, N, D]."""
+        layers = self.temperature_proj
+        own = rowwise(layers, layers[0].out_features, u.transpose(1, 2), layers.parameters())  # [B, N, H, 1]
+        return (own.transpose(1, 2) + self.bias).clamp_min(LEAST_TEMPERATURE)
+
+    def noise(self, u: Tensor) -> Tensor | None:
+        """Numbers on [0, 1) [B, H, N, M] for what has the logits' shape, in training."""
+        logits = u[..., :1].expand(*u.shape[:3], self.slice_proj.out_features)
+        return self.uniform(logits) if self.training or self.eval_noise else None
+
+    def mix(self, sums: Tensor) -> Tensor:
+        """What each slice hands to its tokens, [B, H, M, D], from the sums [B, H, M, D + 1]."""
+        return self.slice_attention(slice_means(self.sum_over_tokens(sums)))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        heads_mask = None if mask is None else mask[:, None]  # [B, 1, N]
-        u = split_heads(self.routing_proj(zero_padding(x, mask)), self.num_heads)  # [B, H, N, D]
-        weights = self.slice_weights(u)  # [B, H, N, M]
-        tokens = slice_means(self.sum_over_tokens(slice_sums(weights, u, heads_mask)))  # [B, H, M, D]
-        y = weights @ self.slice_attention(tokens).to(weights.dtype)  # [B, H, N, D]
+        tokens = self.routing_proj(zero_padding(x, mask))  # [B, N, C]
+        u = split_heads(tokens, self.num_heads)  # [B, H, N, D]
+        matrix, bias = (t.expand(self.num_heads, *t.shape) for t in (self.slice_proj.weight, self.slice_proj.bias))
+        y = slice_mix(tokens, matrix, bias, mask, self.mix, self.temperature(u), self.noise(u))  # [B, H, N, D]
         return zero_padding(self.out_proj(merge_heads(y)), mask)

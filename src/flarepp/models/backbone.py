@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from flarepp.layers import FeedForward, input_projection, make_norm, output_projection, zero_padding
+from flarepp.layers import ResidualMLP, input_projection, make_norm, output_projection, zero_padding
 from flarepp.mixers import build_mixer
 
 
@@ -18,11 +18,11 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = make_norm(norm, channel_dim), make_norm(norm, channel_dim)
         self.mixer = mixer
-        self.ffn = FeedForward(channel_dim, int(channel_dim * ffn_ratio))
+        self.ffn = ResidualMLP(channel_dim, int(channel_dim * ffn_ratio), channel_dim, num_layers=0)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = x + self.mixer(self.norm1(x), mask)
-        return self.ffn(x, self.norm2(x))
+        return x + self.ffn(self.norm2(x))
 
 
 class Model(nn.Module):

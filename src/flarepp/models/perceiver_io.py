@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (FeedForward, LayerNorm, head_width, init_linears, input_projection, merge_heads, output_projection,
+from flarepp.layers import (LayerNorm, ResidualMLP, head_width, init_linears, input_projection, merge_heads, output_projection,
                             split_heads, zero_padding)
 
 
@@ -44,12 +44,12 @@ class LatentBlock(nn.Module):
         self.norm1, self.norm2 = LayerNorm(channel_dim), LayerNorm(channel_dim)
         self.qkv_proj = nn.Linear(channel_dim, 3 * channel_dim, bias=False)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
-        self.ffn = FeedForward(channel_dim, int(channel_dim * ffn_ratio))
+        self.ffn = ResidualMLP(channel_dim, int(channel_dim * ffn_ratio), channel_dim, num_layers=0)
 
     def forward(self, z: Tensor) -> Tensor:
         q, k, v = (split_heads(part, self.num_heads) for part in self.qkv_proj(self.norm1(z)).chunk(3, dim=-1))
         z = z + self.out_proj(merge_heads(attend(q, k, v, scale=self.scale)))
-        return self.ffn(z, self.norm2(z))
+        return z + self.ffn(self.norm2(z))
 
 
 class Model(nn.Module):

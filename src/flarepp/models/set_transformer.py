@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (FeedForward, LayerNorm, head_width, init_linears, input_projection, merge_heads, output_projection,
+from flarepp.layers import (LayerNorm, ResidualMLP, head_width, init_linears, input_projection, merge_heads, output_projection,
                             split_heads, zero_padding)
 
 
@@ -45,13 +45,13 @@ class Block(nn.Module):
         self.inducing_points = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, num_inducing, channel_dim)))
         self.encode_block, self.decode_block = AttentionBlock(channel_dim, num_heads), AttentionBlock(channel_dim, num_heads)
         self.norm1, self.norm2 = LayerNorm(channel_dim), LayerNorm(channel_dim)
-        self.ffn = FeedForward(channel_dim, int(channel_dim * ffn_ratio))
+        self.ffn = ResidualMLP(channel_dim, int(channel_dim * ffn_ratio), channel_dim, num_layers=0)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         tokens = self.norm1(x)
         induced = self.encode_block(self.inducing_points, tokens, mask)  # [B, M, C]
         x = x + self.decode_block(tokens, induced)
-        return self.ffn(x, self.norm2(x))
+        return x + self.ffn(self.norm2(x))
 
 
 class Model(nn.Module):

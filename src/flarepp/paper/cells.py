@@ -103,10 +103,10 @@ def _over_seeds(runs: pandas.DataFrame) -> dict:
 
 
 def describe(row) -> str:
-    """Name a cell in words: "FLARE++ on Darcy, B = 8, fp16", or of Table 2 "FLARE++, N = 500,000, M = 64, R = 2"."""
-    if "num_ranks" in row:
-        sizes = [f"{SYMBOLS[key]} = {row[key]:,.0f}" for key in ("num_tokens", "num_latents", "num_ranks")]
-        return ", ".join([row["label"], *sizes])
+    """Name a cell in words: "FLARE++ on Darcy, B = 8, fp16", or of a step "FLARE++, N = 500,000, M = 64, R = 2"."""
+    if "num_tokens" in row:
+        own = ["num_tokens", *(["num_latents"] if row.get("has_latents", True) else []), "num_ranks"]
+        return ", ".join([row["label"], *(f"{SYMBOLS[key]} = {row[key]:,.0f}" for key in own if key in row)])
     depth = "" if pandas.isna(row["num_blocks"]) else f", B = {row['num_blocks']:.0f}"
     precision = "" if pandas.isna(row["precision"]) else f", {row['precision']}"
     return f"{row['label']} on {row['dataset_label']}{depth}{precision}"

@@ -1,7 +1,7 @@
 """Where runs differ from the paper's settings: specs as they ran against what is published of their model.
 
 That is Tables 3, 4 and 5 for the matched backbone, Table 3 and baselines.csv for the complete architectures, and
-table2_settings.csv for the scaling runs of Table 2, whose device is a setting too.
+table2_settings.csv and figure5_settings.csv for the runs that measure steps, whose device is a setting too.
 Numbers of the paper's scale pass as the paper's experiment only if nothing differs. Left out: what a suite
 varies by design (VARIED), seeds, and whatever the published tables leave empty (threads, device, checkpoints,
 evaluation batch; `tile`, which computes the same function; `eval_noise`, which the paper does not mention).
@@ -26,6 +26,7 @@ NORMS = {"fp32": "layernorm", "fp16": "rmsnorm"}
 # What no table of the paper prints: the mixers as it defines them, Darcy's gradient term (FLARE study).
 MIXER_OPTIONS = {"model.seed_norm": True, "model.qk_norm": False}
 GRADIENT_WEIGHT = {"darcy": 0.1}
+OF_STEPS = {"table2": "table2_settings", "figure5": "figure5_settings"}  # suites that measure steps, and what is published
 SWITCH = {"True": "yes", "False": "no"}
 NAMED = 8  # differences that are spelled out; the rest is counted
 
@@ -39,7 +40,7 @@ def find(records: pandas.DataFrame, suite: str, scale: str) -> dict[str, list[st
     """
     if scale != "paper":
         return {}
-    differences = _of_scaling if suite == "table2" else partial(_differences, suite=suite)
+    differences = partial(_of_steps if suite in OF_STEPS else _differences, suite=suite)
     return {run.folder: differences(run) for run in settings.read(records, suite)}
 
 
@@ -72,16 +73,16 @@ def _differences(run: settings.Run, suite: str) -> list[str]:
     return [f"{own}{text}" for text in found + _unprinted(run)]
 
 
-def _of_scaling(run: settings.Run) -> list[str]:
-    """ "setting ours (the paper's)" of a run of Table 2, its device included where it measured something."""
+def _of_steps(run: settings.Run, suite: str) -> list[str]:
+    """ "setting ours (the paper's)" of a run that measures steps, its device included unless nothing ran there."""
     found = [
         f"{row['setting']} {plain(run.settings.get(row['key']))} ({row['paper']})"
-        for row in quoted.rows("table2_settings")
+        for row in quoted.rows(OF_STEPS[suite])
         if not settings.same(run.settings.get(row["key"]), row["paper"])
     ]
     result = read_run(Path(run.folder))[1]
     device = result.get("provenance", {}).get("device_type")
-    if result["status"] == "ok" and device != "cuda":
+    if result["status"] != "not run" and device != "cuda":
         found.append(f"device {device} (cuda)")
     return found + _unprinted(run)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import deviations, quoted, rules, scaling, typeset
-from flarepp.paper.cells import SYMBOLS, cells, check_scale, describe
-from flarepp.record import atomic_path
+from flarepp.paper import cost, deviations, quoted, rules, scaling, typeset
+from flarepp.paper.cells import SYMBOLS, WORDS, cells, check_scale, describe
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 AXES = {
@@ -28,12 +27,14 @@ AXES = {
     "num_latents": 0,
     "num_ranks": 0,
 }  # and what a rule sees where a claim names no values
+OOM = WORDS["oom"]
 NOTHING = "too little to compare"
 COLUMNS = ["id", "place", "statement", "paper", "measured", "n", "verdict", "runs"]
 REQUIRED = {"id", "place", "statement", "paper", "needs"}
-OPTIONAL = {"partial", "structural", "rule", "with", "criterion"}
+OPTIONAL = {"partial", "structural", "oom", "rule", "with", "criterion"}
 OF_SCALE = ("num_tokens", "num_latents", "num_ranks")  # axes whose values at other scales than paper are the scale's own
-# What the paper says of its own tables that no run can show.
+# What the paper says of its own numbers that no run can show.
+FORMULAS = "operations"
 PRINTED = [
     {
         "id": "cp.unity",
@@ -41,7 +42,20 @@ PRINTED = [
         "needs": {"suite": scaling.SUITE},
         "rule": "above_one",
         "with": {"count": 2},
-    }
+    },
+    {
+        "id": "ops.printed",
+        "paper": "(5 C² + 3 M C) / (3 C² + 2 M C), about 1.6",
+        "needs": {"suite": FORMULAS},
+        "rule": "arithmetic_ratio",
+        "with": {
+            "model": "flarepp",
+            "against": "flare",
+            "formulas": {"flare": [3, 2], "flarepp": [5, 3]},
+            "ratio": 1.6,
+            "tolerance": 0.1,
+        },
+    },
 ]
 
 
@@ -59,7 +73,7 @@ def build(
     by_suite = {suite: _frame(records, suite, shown) for suite in suites}
     for frame in by_suite.values():
         frame["dataset_label"] = list(map(quoted.heading, frame["dataset_label"], frame["data_source"]))
-    differing = {suite: deviations.find(records, suite, scale) for suite in suites}
+    differing = {suite: _differing(records, suite, scale) for suite in suites}
     entries = pandas.DataFrame([decide(claim, by_suite, differing, scale) for claim in claims], columns=COLUMNS)
     weights = quoted.weights_words(shown)
     caption = f"Claims of the paper and what was measured here. Scale: {scale}. Shown: {weights}."
@@ -69,19 +83,24 @@ def build(
         deviations.words(texts for found in differing.values() for texts in found.values()),
     )
     families = entries.groupby(entries["id"].str.split(".").str[0], sort=False)
-    texts = {
-        ".csv": entries.to_csv(index=False),
-        ".md": _markdown(entries, claims, caption, stamp),
-        ".tex": "\n".join(_latex(group, caption, stamp, family) for family, group in families),
-    }
-    for suffix, text in texts.items():
-        with atomic_path(Path(out) / f"ledger{suffix}") as partial:
-            partial.write_text(text, encoding="utf-8")
+    tex = "\n".join(_latex(group, caption, stamp, family) for family, group in families)
+    typeset.write_texts(tex, _markdown(entries, claims, caption, stamp), entries, out, "ledger")
 
 
 def _frame(records: pandas.DataFrame, suite: str, shown: str) -> pandas.DataFrame:
-    """What the rules of a suite's claims are about: its efficiencies, or its errors called `shown`."""
-    return scaling.efficiencies(records) if suite == scaling.SUITE else cells(records, suite, shown)
+    """What the rules of a suite's claims are about: what its steps took, or its errors called `shown`."""
+    of_steps = {
+        scaling.SUITE: scaling.efficiencies,
+        cost.SUITE: lambda records: cost.at_every_latents(cost.cells(records)),
+        cost.HARNESS: cost.harness,
+    }
+    return of_steps[suite](records) if suite in of_steps else cells(records, suite, shown)
+
+
+def _differing(records: pandas.DataFrame, suite: str, scale: str) -> dict[str, list[str]]:
+    """What every run that a suite's claims are about has other than the paper."""
+    parts = cost.PARTS.get(suite, (suite,))
+    return {run: texts for part in parts for run, texts in deviations.find(records, part, scale).items()}
 
 
 def read_claims(path: Path = CLAIMS) -> list[dict]:
@@ -107,7 +126,7 @@ def decide(
     """One row of the ledger.
 
     by_suite: the cells (`_frame`) of every suite that has a rule. differing: for every such suite, what its runs have
-    other than the paper (`deviations.find`).
+    other than the paper (`_differing`). Of a claim with `oom`, running out of memory is a result like any other.
     """
     row = {key: claim[key] for key in ("id", "place", "statement", "paper")} | {"n": 0, "runs": ""}
     if not claim.get("rule"):
@@ -116,13 +135,15 @@ def decide(
     suite = claim["needs"]["suite"]
     needs = _needs(by_suite[suite], claim["needs"], scale)
     needed = _needed(by_suite[suite], needs, claim["id"])
-    failed = needed["status"].isin(["diverged", "out of memory"]) | (needed["failed"] != "")
+    if claim.get("oom"):
+        needed = needed.assign(n=needed["n"].mask(needed["status"] == OOM, 1))
+    failed = (needed["status"].isin(["diverged", OOM]) & (needed["n"] == 0)) | (needed["failed"] != "")
     good, bad, there = needed[needed["n"] > 0], needed[failed], needed[(needed["n"] > 0) | failed]
     missing = _missing(there, needs)
     unnamed = {axis: value for axis, value in AXES.items() if axis not in needs}
     outcome = rule(good.assign(**unnamed)) if not missing or claim.get("partial") else None
     measured = [outcome[0]] if outcome else []
-    measured += [f"{describe(cell)}: {cell['failed'] or cell['status']}" for _, cell in bad.iterrows()]
+    measured += dict.fromkeys(f"{describe(cell)}: {cell['failed'] or cell['status']}" for _, cell in bad.iterrows())
     measured += [f"missing: {missing}"] if missing else []
     runs = list(dict.fromkeys(run for runs in needed["runs"] for run in runs))
     settings = deviations.words(differing[suite].get(run, []) for run in runs)
@@ -160,7 +181,7 @@ def _verdict(
 
 
 def _reasons(bad: pandas.DataFrame) -> str:
-    count = len(bad)
+    count = bad["runs"].nunique()
     return f"{count} needed run{'s' if count > 1 else ''} failed"
 
 
@@ -249,8 +270,8 @@ def paper_cells() -> pandas.DataFrame:
 
 def consistency(claims: list[dict]) -> list[list[str]]:
     """Rows (id, stated, recomputed, agrees): claims of Tables 1 and 2 under their rules, on the paper's numbers, and what
-    else the paper says of these tables."""
-    printed, rows = {"table1": paper_cells(), scaling.SUITE: scaling.printed()}, []
+    else the paper says of these tables and of its formulas."""
+    printed, rows = {"table1": paper_cells(), scaling.SUITE: scaling.printed(), FORMULAS: cost.printed()}, []
     for claim in [*claims, *PRINTED]:
         if claim.get("rule") and (table := printed.get(claim["needs"]["suite"])) is not None:
             outcome = _rule(claim)(_on_axes(table, claim["needs"]))
@@ -284,7 +305,7 @@ def _latex(entries: pandas.DataFrame, caption: str, stamp: str, family: str) -> 
 
 
 def _markdown(entries: pandas.DataFrame, claims: list[dict], caption: str, stamp: str) -> str:
-    """The ledger, the paper's Tables 1 and 2 under the same rules, and what each verdict takes."""
+    """The ledger, the paper's own numbers under the same rules, and what each verdict takes."""
     short = entries.assign(runs=[_short(runs) for runs in entries["runs"]])
     counts = entries["verdict"].str.replace(r" \(.*", "", regex=True).value_counts()
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())

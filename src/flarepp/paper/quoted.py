@@ -61,6 +61,18 @@ def table2(model: str, num_tokens: float, num_latents: float, num_ranks: float) 
     return None
 
 
+def operations(model: str, channel_dim: float, num_latents: float) -> tuple[str, float] | None:
+    """The paper's multiply-adds of a mixer per block and token, as formula and value; None for a mixer it has none of.
+
+    It writes M C for an attention call, which is 2 M C multiply-adds: the scores and their sum over the values.
+    """
+    row = next((row for row in rows("operations") if row["model"] == paper_name("model", model)), None)
+    if row is None:
+        return None
+    squares, calls = int(row["squares"]), int(row["calls"])
+    return f"{squares} C² + {calls} M C", squares * channel_dim**2 + calls * num_latents * channel_dim
+
+
 def dataset_row(table: str, column: str, dataset: str) -> dict[str, str]:
     """The row of a published table whose `column` names `dataset`; empty when the paper has none."""
     return next((row for row in rows(table) if row[column] == paper_name("dataset", dataset)), {})

@@ -7,14 +7,10 @@ with T_R the step time and P_R the peak memory of a rank on R ranks, both agains
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy
 import pandas
 
-from flarepp.paper import quoted
-from flarepp.paper.cells import WORDS, metrics_of
-from flarepp.record import read_run
+from flarepp.paper import measured, quoted
 
 SUITE = "table2"
 KEYS = ["model", "num_tokens", "num_latents", "num_ranks"]
@@ -43,66 +39,28 @@ SETTINGS = {  # what the spec of a run says: our column: (section, key)
     "num_threads": ("scaling", "num_threads"),
 }
 COLUMNS = [
-    *KEYS, "dataset", "dataset_label", "label", "role", "precision", "status", "reason", "failed", "n", "data_source",
-    "runs", "device", "device_type", *SETTINGS, "latent_rows", "head_dim", *METRICS, "shared_cores", *EFFICIENCIES,
+    *KEYS, *measured.COLUMNS, *measured.OF_MACHINE, *SETTINGS, "latent_rows", "head_dim", *METRICS, "shared_cores",
+    *EFFICIENCIES,
 ]  # fmt: skip
 
 
 def efficiencies(records: pandas.DataFrame) -> pandas.DataFrame:
     """One row per model, N, M and R in record order, with COLUMNS.
 
-    KEYS, label and role; status ("ok" or what an empty cell is called) and reason (the same with the run's own words);
-    n (1 for a run that ended well, else 0), failed (always "": there is one run a row), runs (tuple of its folder);
-    METRICS (NaN unless the run ended well); SETTINGS, device and device_type from the run's folder; latent_rows, the
-    latents of all heads, samples and blocks; head_dim; shared_cores, whether the ranks had fewer CPU cores than threads;
-    time_efficiency and memory_efficiency, NaN on one rank, and where this run or the one on one rank has no such number.
-    ValueError for two runs of one row, or a run that ended well and lacks a metric; FileNotFoundError when a run folder
-    named in the records is gone.
+    What `measured.rows` says of a run; latent_rows, the latents of all heads, samples and blocks; head_dim; shared_cores,
+    whether the ranks had fewer CPU cores than threads; time_efficiency and memory_efficiency, NaN on one rank, and where
+    this run or the one on one rank has no such number. ValueError and FileNotFoundError as there.
     """
-    chosen = records[records["suite"] == SUITE]
-    if chosen.empty:
+    frame = measured.rows(records, SUITE, KEYS, METRICS, SETTINGS)
+    if frame.empty:
         return pandas.DataFrame(columns=COLUMNS)
-    rows = [_row(dict(zip(KEYS, keys)), group) for keys, group in chosen.groupby(KEYS, sort=False, dropna=False)]
-    frame = pandas.DataFrame(rows)
+    frame["latent_rows"] = frame["blocks"] * frame["batch_size"] * frame["num_heads"] * frame["num_latents"]
+    frame["head_dim"] = frame["channel_dim"] // frame["num_heads"]
+    on_cpu = (frame["n"] == 1) & (frame["device_type"] == "cpu")
+    frame["shared_cores"] = on_cpu & (frame["num_ranks"] * frame["num_threads"] > frame["cores"])
     for name, metric in EFFICIENCIES.items():
         frame[name] = _against_one_rank(frame, metric)
     return frame[COLUMNS]
-
-
-def _row(keys: dict, rows: pandas.DataFrame) -> dict:
-    """One run as a row, without its efficiencies."""
-    first, where = rows.iloc[0], ", ".join(f"{key} {value}" for key, value in keys.items())
-    if rows["run"].nunique(dropna=False) > 1:
-        raise ValueError(f"table2: more than one run of {where}: {', '.join(map(str, rows['run'].unique()))}")
-    values = metrics_of(rows)
-    good = first["status"] == "ok"
-    if good and (missing := [name for name in METRICS if name not in values]):
-        raise ValueError(f"{first['run']}: status ok, but no metric {missing}; it has {sorted(values.index)}")
-    run = "" if pandas.isna(first["run"]) else first["run"]
-    status = WORDS.get(first["status"], first["status"])
-    row = keys | {name: float(values[name]) if good else numpy.nan for name in METRICS}
-    row |= {"dataset": "", "dataset_label": ""} | {name: first[name] for name in ("label", "role", "precision")}
-    row |= {"status": status, "reason": status, "failed": "", "n": int(good), "runs": (run,) if run else ()}
-    row |= {"data_source": "" if pandas.isna(first["data_source"]) else first["data_source"]}
-    return row | _from_folder(run, row)
-
-
-def _from_folder(run: str, row: dict) -> dict:
-    """What the records do not hold of a run: settings, device, why it did not run, and what follows from them."""
-    empty = dict.fromkeys([*SETTINGS, "latent_rows", "head_dim"], numpy.nan)
-    if not run:
-        return empty | {"device": "", "device_type": "", "shared_cores": False}
-    spec, result = read_run(Path(run))
-    found = {name: spec[section][key] for name, (section, key) in SETTINGS.items()}
-    found["latent_rows"] = found["blocks"] * found["batch_size"] * found["num_heads"] * row["num_latents"]
-    found["head_dim"] = found["channel_dim"] // found["num_heads"]
-    provenance = result.get("provenance", {})
-    found |= {name: provenance.get(name, "") for name in ("device", "device_type")}
-    on_cpu = row["n"] == 1 and found["device_type"] == "cpu"
-    found["shared_cores"] = on_cpu and row["num_ranks"] * found["num_threads"] > row["cores"]
-    if row["status"] == "not run" and result.get("message"):
-        found["reason"] = f"not run: {result['message'].rstrip('.')}"
-    return found
 
 
 def _against_one_rank(frame: pandas.DataFrame, metric: str) -> list[float]:

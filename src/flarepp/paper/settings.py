@@ -133,7 +133,7 @@ def _settings(spec: dict) -> dict:
     """Flatten a spec and add what follows from it: head width from C and H, epochs from given steps."""
     flat = {
         f"{part}.{key}": value
-        for part in ("model", "training", "dataset", "scaling")
+        for part in ("model", "training", "dataset", "scaling", "cost")
         for key, value in spec.get(part, {}).items()
     }
     flat = {key: value for key, value in flat.items() if key not in LENGTHS or value is not None}

@@ -58,6 +58,11 @@ LOOKS = {
     "full": Look("#000000", "s", ":", False),
     "flare": Look("#0072B2", "o", "--", False),
     "flarepp": Look("#D55E00", "D", "-", True),
+    "transolver": Look("#009E73", "^", "-.", False),
+    "transolverpp": Look("#CC79A7", "v", "-.", False),
+    "transolver3": Look("#E69F00", "P", "-.", True),
+    "flarepp_shared": Look("#56B4E9", "p", "-", True),
+    "flarepp_anchored": Look("#7F4B1E", "*", "-", True),
 }
 OTHER = Look("#999999", "v", "-.", False)
 

@@ -305,10 +305,11 @@ def _markdown_cell(cell: Cell) -> str:
 
 def write(table: Table, data, out: Path, name: str) -> None:
     """Write out/<name>.tex and .md from `table`, and .csv from the DataFrame `data` (full precision)."""
-    for suffix, text in {
-        ".tex": latex(table, name),
-        ".md": markdown(table),
-        ".csv": data.to_csv(index=False),
-    }.items():
+    write_texts(latex(table, name), markdown(table), data, out, name)
+
+
+def write_texts(tex: str, md: str, data, out: Path, name: str) -> None:
+    """Write out/<name>.tex, .md, and .csv from the DataFrame `data`."""
+    for suffix, text in {".tex": tex, ".md": md, ".csv": data.to_csv(index=False)}.items():
         with atomic_path(Path(out) / f"{name}{suffix}") as partial:
             partial.write_text(text, encoding="utf-8")

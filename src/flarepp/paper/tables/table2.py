@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import deviations, quoted, scaling, settings
+from flarepp.paper import deviations, measured, quoted, scaling
 from flarepp.paper.cells import check_scale
-from flarepp.paper.typeset import Block, Cell, Notes, Table, plain, three_digits, write
+from flarepp.paper.typeset import Block, Cell, Notes, Table, write
 
 PAPERS_GPU = "H100"
 COSTS, EFFICIENCIES, TRAFFIC = ("step (ms)", "peak (MiB)"), ("time", "memory"), ("collectives", "KiB")
 KIB = 2**10
-MEMORY = {
-    "cpu": "the peak resident set above the idle process",
-    "cuda": "the peak allocated memory of the device",
-}
 
 
 def build(records: pandas.DataFrame, out: Path, *, scale: str) -> None:
@@ -52,10 +48,10 @@ def _row(row: pandas.Series, rows: pandas.DataFrame, notes: Notes) -> list[Cell]
     sizes.append(Cell(f"{row['num_ranks']:.0f}", marks=marks))
     theirs = quoted.table2(*row[scaling.KEYS]) or ("", "")
     if row["n"]:
-        ours = [Cell(_step(row)), Cell(_number(row["peak_memory_mb"]))]
+        ours = [Cell(measured.step(row)), Cell(measured.number(row["peak_memory_mb"]))]
         ours += [_efficiency(row, name, rows, notes) for name in scaling.EFFICIENCIES]
         traffic = [f"{row['forward_collectives']:.0f} / {row['backward_collectives']:.0f}"]
-        traffic.append(f"{_number(row['forward_bytes'] / KIB)} / {_number(row['backward_bytes'] / KIB)}")
+        traffic.append(f"{measured.number(row['forward_bytes'] / KIB)} / {measured.number(row['backward_bytes'] / KIB)}")
     else:
         ours = [Cell("--", marks=(notes.mark(row["reason"]),)), *[Cell("--")] * (len(COSTS + EFFICIENCIES) - 1)]
         traffic = ["--"] * len(TRAFFIC)
@@ -74,19 +70,6 @@ def _efficiency(row: pandas.Series, name: str, rows: pandas.DataFrame, notes: No
         reason = "not run" if single.empty else single.iloc[0]["reason"]
         return Cell("--", marks=(notes.mark(f"nothing to compare with, on one rank: {reason}"),))
     return Cell("--", marks=(notes.mark("too little to be measured"),))
-
-
-def _step(row: pandas.Series) -> str:
-    """The median with its quartiles, to the same decimals."""
-    median = _number(row["step_ms"])
-    decimals = len(median.partition(".")[2])
-    low, high = (f"{row[key]:,.{decimals}f}" for key in ("step_ms_low", "step_ms_high"))
-    return f"{median} ({low}–{high})"
-
-
-def _number(value: float) -> str:
-    """Three significant digits, and all digits before the point."""
-    return f"{value:,.0f}" if value >= 999.5 else three_digits(value)
 
 
 def _papers_rest(rows: pandas.DataFrame) -> list[list[Cell]]:
@@ -116,25 +99,18 @@ def _caption(rows: pandas.DataFrame, scale: str) -> str:
 
 def _how(good: pandas.DataFrame) -> str:
     """How the runs that ended well were made."""
-    memory = "; ".join(MEMORY.get(kind, kind) for kind in good["device_type"].unique())
     extra = good[good["num_ranks"] > 1]
     others = (
-        f" Apart from those shown, a step has {_values(extra, 'loss_collectives')} collectives of the loss and"
-        f" {_values(extra, 'gradient_collectives')} of the parameter gradients."
+        f" Apart from those shown, a step has {measured.values(extra, 'loss_collectives')} collectives of the loss and"
+        f" {measured.values(extra, 'gradient_collectives')} of the parameter gradients."
     )
     return (
         "A step is a forward and a backward pass on random tokens, with the loss and the sum of the gradients and without an"
-        f" optimiser; its time is the median (quartiles) of the slowest rank over {_values(good, 'steps')} steps after a"
-        f" warm-up, on {', '.join(good['device'].unique())}. Batch {_values(good, 'batch_size')},"
-        f" blocks {_values(good, 'blocks')}, C = {_values(good, 'channel_dim')}, H = {_values(good, 'num_heads')},"
-        f" FFN ratio {_values(good, 'ffn_ratio')},"
-        f" {', '.join(map(settings.words, good['precision'].unique()))}, CPU threads a rank: {_values(good, 'num_threads')}."
-        f" Peak memory: the largest of the ranks, {memory}.{others if len(extra) else ''} "
+        f" optimiser; its time is the median (quartiles) of the slowest rank over {measured.values(good, 'steps')} steps"
+        f" after a warm-up, on {', '.join(good['device'].unique())}. {measured.sizes(good)},"
+        f" CPU threads a rank: {measured.values(good, 'num_threads')}."
+        f" Peak memory: the largest of the ranks, {measured.memory(good)}.{others if len(extra) else ''} "
     )
-
-
-def _values(rows: pandas.DataFrame, name: str) -> str:
-    return " or ".join(plain(float(value)) for value in rows[name].unique())
 
 
 def _other_gpus(rows: pandas.DataFrame, scale: str) -> list[str]:
