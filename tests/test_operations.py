@@ -77,7 +77,7 @@ def test_the_twin_counts_the_same(name):
 
 
 @pytest.mark.parametrize("name, options", FORMS, ids=str)
-def test_fake_tensors_count_as_real_ones(name, options):
+def test_the_counter_counts_as_that_of_torch(name, options):
     mixer = mixer_of(name, SIZES[0], **options)
     real = counted(lambda: mixer(torch.randn(1, 70, SIZES[0]["C"])))
     assert mixer_multiply_adds(mixer, 70, SIZES[0]["C"]) == real

@@ -2,8 +2,8 @@
 
 One convention everywhere: a multiplication and the addition of its product are one operation; sums, exponentials, norms and
 activations are none. An attention of M queries on N keys is 2 M N D of them a head, however the kernel is called; the paper
-counts it half. Modules run on fake tensors, so that nothing is computed or held in memory; what they do is a polynomial of
-degree two in N, that of attention among all tokens, or less, so that counts at three small N give that at any other.
+counts it half. What a module does is a polynomial of degree two in N, that of attention among all tokens, or less, so that
+counts at three small N give that at any other.
 
 C channels, H heads, D = C / H, M latents or slices, N tokens.
 """
@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from flarepp.errors import unknown
@@ -36,12 +36,29 @@ UNCOUNTED = {
 }
 
 
+class _Counter(TorchDispatchMode):
+    """The formulas of torch's FLOP counter, without its tree of modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.formulas, self.flops = FlopCounterMode(display=False, custom_mapping=UNCOUNTED).flop_registry, 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and importing the compiler takes longer than counting
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if formula := self.formulas.get(function.overloadpacket):
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
 def _counted(module: nn.Module, num_tokens: int, width: int) -> int:
     like = next(module.parameters())
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), \
-            FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter:
-        module(torch.empty(1, num_tokens, width, dtype=like.dtype, device=like.device))
-    return counter.get_total_flops() // 2
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Counter() as counter:
+        module(torch.zeros(1, num_tokens, width, dtype=like.dtype, device=like.device))
+    return counter.flops // 2
 
 
 def _multiply_adds(module: nn.Module, num_tokens: int, width: int) -> int:
