@@ -207,10 +207,12 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--keep-freed", action="store_true", help="keep freed memory for reuse on both sides, as training does")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    keep_freed()  # as training does
+    if arguments.keep_freed:
+        keep_freed()
     print(f"{HEADER}\n|{'---|' * 12}")
     failed = []
     for tokens in arguments.tokens:

@@ -74,10 +74,15 @@ def machine(device: torch.device, precision: str, dtypes: list[str]) -> dict:
     return {
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "device_type": device.type, "num_threads": torch.get_num_threads(),
+        "device_memory_mb": device_memory_mb(device), "device_type": device.type, "num_threads": torch.get_num_threads(),
         "precision": {"autocast": precision == "fp16", "float32_matmul": torch.get_float32_matmul_precision(),
                       "parameters": dtypes},
     }
+
+
+def device_memory_mb(device: torch.device) -> float | None:
+    """All memory of a CUDA device in MiB, None for the CPU."""
+    return torch.cuda.get_device_properties(device).total_memory / 2**20 if device.type == "cuda" else None
 
 
 def num_cores(device_type: str) -> int:
