@@ -28,6 +28,7 @@ from flarepp.memory import keep_freed
 from flarepp.models import build_model
 
 CHANNELS, HEADS, RATIO, LEAST = 128, 8, 4, 0.97
+MOST_TOKENS = 2**15
 MIXERS = {"flare": 1, "flarepp": 2}  # encoders
 
 
@@ -112,6 +113,12 @@ class Sides:
         F.mse_loss(forward(), self.target).backward()
         return time.perf_counter() - started
 
+    def pair(self, index: int) -> tuple[float, float]:
+        """Seconds of our step and of the plain one, which goes first every other time."""
+        order = [self.ours, self.plain][::-1 if index % 2 else 1]
+        times = {forward.__name__: self.step(forward) for forward in order}
+        return times["ours"], times["plain"]
+
     def check(self) -> None:
         """Both compute the same gradients."""
         grads = []
@@ -177,7 +184,8 @@ def compare(name: str, tokens: int, latents: int, blocks: int, repeats: int) -> 
     sides = Sides(name, tokens, latents, blocks)
     sides.check()
     before = floor_parts(name, tokens, latents, blocks)
-    pairs = [(sides.step(sides.ours), sides.step(sides.plain)) for _ in tqdm(range(repeats), f"{name} {tokens} {latents}", disable=None)]
+    count = max(repeats, MOST_TOKENS // tokens)  # as many steps as scatter asks for
+    pairs = [sides.pair(index) for index in tqdm(range(count), f"{name} {tokens} {latents}", disable=None)]
     parts = {key: min(value, before[key]) for key, value in floor_parts(name, tokens, latents, blocks).items()}
     floor = max(parts["projections"] + parts["attention"] + parts["exponentials"], parts["traffic"])
     ratio, ours = statistics.median(plain / ours for ours, plain in pairs), statistics.median(ours for ours, _ in pairs)

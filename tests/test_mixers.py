@@ -10,7 +10,7 @@ import torch
 from reference import TWINS, UNFUSED, Recorder, normalise, normalised
 from torch import nn
 
-from flarepp.layers import NORMS
+from flarepp.layers import NORMS, ResidualLinear, project
 from flarepp.mixers import build_mixer, mixer_names
 from flarepp.models import build_model
 from flarepp.slices import gumbel, rowwise
@@ -869,3 +869,50 @@ def test_half_precision_is_close_to_fp32(name, switches):
     with torch.autocast("cpu", dtype=torch.float16):
         half = model(features)
     assert relative(half.double(), model(features).double()) <= 3e-2
+
+
+# --- projections of the same tokens
+
+
+def projections(count=3, dtype=torch.float64):
+    torch.manual_seed(3)
+    layers = [ResidualLinear(12).to(dtype) for _ in range(count)]
+    for layer in layers:
+        torch.nn.init.normal_(layer.bias)
+    return layers
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 12), (1, 1, 12), (2, 0, 12)], ids=str)
+def test_projections_of_the_same_tokens_are_those_one_by_one(shape):
+    layers, x = projections(), torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *(parameter for layer in layers for parameter in layer.parameters())]
+    together, apart = project(x, *layers), [layer(x) for layer in layers]
+    directions = [torch.randn_like(y) for y in apart]
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    for one, other in zip(*(torch.autograd.grad(ys, leaves, directions) for ys in (together, apart)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_one_projection_of_several_may_be_used_alone():
+    layers, x = projections(), torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
+    layers[0].weight.requires_grad_(False)
+    _, second, _ = project(x.transpose(0, 1), *layers)
+    second.square().sum().backward()
+    found, x.grad = (x.grad, layers[1].weight.grad.clone(), layers[1].bias.grad.clone()), None
+    layers[1].zero_grad()
+    layers[1](x.transpose(0, 1)).square().sum().backward()
+    for one, other in zip(found, (x.grad, layers[1].weight.grad, layers[1].bias.grad), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+    assert layers[0].weight.grad is None
+
+
+def test_in_half_precision_the_identity_stays_outside_the_weight():
+    """1 + w has the precision of 1: a weight of 1e-5 would be lost."""
+    layers, x = projections(1, torch.float32), torch.ones(1, 1, 12)
+    with torch.no_grad():
+        layers[0].weight.copy_(1e-5 * torch.eye(12))
+        layers[0].bias.zero_()
+    with torch.autocast("cpu", dtype=torch.float16):
+        (y,) = project(x, *layers)
+    assert y.dtype == torch.float32 and torch.allclose(y, torch.full_like(y, 1 + 1e-5), rtol=0, atol=1e-7)

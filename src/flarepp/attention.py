@@ -165,7 +165,8 @@ def _cut_backward(q: Tensor, k: Tensor) -> list[tuple[slice, int]]:
 
 def _in_parts(q: Tensor, k: Tensor) -> bool:
     """Whether either pass takes more than one kernel."""
-    return _cut_forward(q, k)[0][1] > 1 or _cut_backward(q, k)[0][1] > 1
+    long = max(q.shape[2], k.shape[2]) >= 2 * LEAST_PART
+    return long and (_cut_forward(q, k)[0][1] > 1 or _cut_backward(q, k)[0][1] > 1)
 
 
 def _fold(tensor: Tensor, span: slice, parts: int) -> Tensor:
@@ -296,7 +297,7 @@ def prepared(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[
                          f"got {key_mask.dtype} {tuple(key_mask.shape)}")
     if key_mask is not None:
         k, v = (t.masked_fill(~key_mask[:, None, :, None], 0) for t in (k, v))  # 0 * NaN is NaN
-    q = q.expand(k.shape[0], -1, -1, -1)
+    q = q if q.shape[0] == k.shape[0] else q.expand(k.shape[0], -1, -1, -1)
     if device == "cuda" and q.shape[-1] % 8:  # the CUDA kernels want multiples of 8; zero channels change nothing
         q, k, v = (F.pad(t, (0, -t.shape[-1] % 8)) for t in (q, k, v))
     return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))

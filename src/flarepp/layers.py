@@ -101,10 +101,6 @@ class ResidualLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return x + super().forward(x)
 
-    def whole_weight(self) -> Tensor:
-        """W + I [C, C]."""
-        return self.weight + torch.eye(len(self.weight), dtype=self.weight.dtype, device=self.weight.device)
-
 
 def project(x: Tensor, *projections: ResidualLinear) -> tuple[Tensor, ...]:
     """Residual projections of the same tokens [..., C], each [..., C].
@@ -114,18 +110,20 @@ def project(x: Tensor, *projections: ResidualLinear) -> tuple[Tensor, ...]:
     """
     if in_half_precision(x) or x.dtype != projections[0].weight.dtype:
         return tuple(projection(x) for projection in projections)
-    weights = [projection.whole_weight() for projection in projections]
-    return _Projections.apply(x, *weights, *(projection.bias for projection in projections))
+    return _Projections.apply(x, *(p.weight for p in projections), *(p.bias for p in projections))
 
 
 class _Projections(torch.autograd.Function):
-    """W_i x + b_i for several i; T tokens of all samples."""
+    """(W_i + I) x + b_i for several i; T tokens of all samples."""
 
     @staticmethod
     def forward(ctx, x, *parameters):
         tokens, half = x.reshape(-1, x.shape[-1]), len(parameters) // 2  # [T, C]
-        ctx.save_for_backward(tokens, *parameters[:half])
-        return tuple(torch.addmm(bias, tokens, weight.T).view_as(x) for weight, bias in zip(parameters[:half], parameters[half:]))
+        weights = [weight.clone() for weight in parameters[:half]]
+        for weight in weights:
+            weight.diagonal().add_(1)  # W + I
+        ctx.save_for_backward(tokens, *weights)
+        return tuple(torch.addmm(bias, tokens, weight.T).view_as(x) for weight, bias in zip(weights, parameters[half:]))
 
     @staticmethod
     @once_differentiable
