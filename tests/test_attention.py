@@ -507,6 +507,7 @@ def flash_backward(grad, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, dropout_
     check_arguments(q, k, v, widest=256)
     assert (cum_q, cum_k, max_q, max_k) == ("queries", "keys", q.shape[2], k.shape[2])
     assert (dropout_p, is_causal, seed, offset) == (0.0, False, "seed", "offset")
+    require(lse.is_contiguous(), "a contiguous lse, which it reads by pointer")
     require(grad.stride(-1) == 1 and grad.shape == out.shape == q.shape, "a gradient like out")
     return backward_numbers(grad, q, k, v, None, out, lse, scale)
 
@@ -547,6 +548,27 @@ def cuda_numbers(monkeypatch):
 def test_numbers_of_the_cuda_path(cuda_numbers, size, kernel, masked, through):
     cuda_numbers(kernel)
     assert_equals_twin(inputs(size), through, random_mask(size[0], size[3]) if masked else None)
+
+
+@pytest.mark.parametrize("kernel, masked", [("cuda_flash", False), ("cuda_efficient", False), ("cuda_efficient", True)])
+@pytest.mark.parametrize("size", [(1, 2, 40, 5, 8), (1, 2, 41, 5, 8), (2, 2, 41, 5, 8), (1, 2, 5, 41, 8), (2, 2, 5, 41, 8)], ids=str)
+def test_numbers_of_the_cuda_path_in_parts(cuda_numbers, cut, size, kernel, masked):
+    cuda_numbers(kernel)
+    cut(64)
+    assert_equals_twin(inputs(size), "out", random_mask(size[0], size[3]) if masked else None)
+
+
+@pytest.mark.parametrize("slots", [1, 64])
+def test_attend_ignores_what_stands_behind_the_mask(cut, slots):
+    cut(slots)
+    leaves, mask = inputs((2, 3, 5, 37, 8)), random_mask(2, 37)
+    expected = attend_with_lse(*leaves, scale=SCALE, key_mask=mask)[0]
+    with torch.no_grad():
+        for leaf in leaves[1:]:
+            leaf.masked_fill_(~mask[:, None, :, None], math.nan)
+    out = attend(*leaves, scale=SCALE, key_mask=mask)
+    assert_close(out, expected, 1e-13)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), leaves))
 
 
 @pytest.mark.parametrize("through", THROUGH)

@@ -209,9 +209,22 @@ def test_the_size_is_read_from_the_allocators_words(text, mebibytes):
     assert is_out_of_memory(RuntimeError(text)) and float(asked[1]) * MEBIBYTES[asked[2]] == mebibytes
 
 
-def test_a_killed_process_counts_as_lack_of_memory(measured):
-    result = cell(measured / "killed/N128")
-    assert result["status"] == "oom" and "SIGKILL" in result["message"] and "asked_mb" not in result["metrics"]
+def test_a_killed_process_is_a_failure(measured):
+    """Whoever killed it, it was not the kernel for want of memory."""
+    assert not (measured / "killed/N128/metrics.json").exists()
+    assert "N128: the process ended with exit code -9" in said(measured / "killed", "killed")[-1]
+
+
+def test_a_process_that_the_kernel_kills_for_memory_is_out_of_memory(monkeypatch, tmp_path):
+    def killed(*words):
+        raise cost.ChildFailed("killed", -signal.SIGKILL)
+
+    counts = iter((4, 5))
+    monkeypatch.setattr(cost, "in_child", killed)
+    monkeypatch.setattr(cost, "kills_for_memory", lambda: next(counts))
+    spec = {"cost": {"max_step_seconds": 5, "device": "cpu"}}
+    result = cost.attempt(spec, tmp_path, {"device_type": "cpu"}, None)
+    assert result["status"] == "oom" and "SIGKILL" in result["message"] and result["metrics"] == {}
 
 
 def test_a_loss_that_is_not_finite_is_a_result(measured):
@@ -319,7 +332,8 @@ def test_a_failure_is_the_exit_code(command, config, tmp_path, monkeypatch):
     record.write_json(curve(config, "flare"), tmp_path / "runs/spec.json")
     assert command("runs/spec.json") == (1, "", "runs: Traceback\n")
     code, said, errors = command(*SMOKE)
-    assert code == 1 and "0 of 8 cells" in said and errors == "here/runs/figure5/full/fp32: Traceback\n"
+    assert code == 1 and "0 of 8 cells" in said and errors == "here/runs/figure5/flare/M8-fp32: Traceback\n"
+    assert "here/runs/figure5/full/fp32: Traceback" in said  # one failure does not keep the others from their turn
 
 
 def test_the_records_of_this_device_have_a_folder_of_their_own(command, tmp_path):
@@ -345,13 +359,39 @@ def test_the_sweep_needs_no_more_than_torch_numpy_and_yaml(command, tmp_path):
     words = [sys.executable, "-c", BARE, "cost", *map(str, SMOKE), "--models", "flare"]
     answer = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert answer.returncode == 0, answer.stderr
-    assert "here/runs/figure5/flare/M8-fp32" in answer.stdout and "2 of 2 cells" in answer.stdout
+    assert "here/runs/figure5/flare/M8-fp32" in answer.stdout and "2 of 8 cells" in answer.stdout
     code, said, _ = command(*SMOKE, "--models", "flare", "full", "--minutes", 0)
-    assert code == 0 and "2 of 4 cells; the same command goes on" in said
+    assert code == 0 and "2 of 8 cells; the same command goes on" in said
     plan = record.read_json(tmp_path / "here/suite.json")
     assert (plan["suite"], plan["scale"]) == ("figure5", "smoke")
     assert [(entry["model"], entry["num_tokens"], entry["absent"]) for entry in plan["entries"]] == [
-        ("flare", 64, None), ("flare", 128, None), ("full", 64, "not run"), ("full", 128, "not run")]
+        (model, tokens, None if model == "flare" else "not run")
+        for model in ("full", "transolver3", "flare", "flarepp") for tokens in (64, 128)]
     frame = record.records(plan)
     assert set(frame["suite"]) == {"figure5"} and set(frame["num_tokens"]) == {64, 128}
-    assert set(zip(frame["model"], frame["status"])) == {("flare", "ok"), ("full", "not run")}
+    assert set(zip(frame["model"], frame["status"])) == {
+        ("flare", "ok"), *((model, "not run") for model in ("full", "transolver3", "flarepp"))}
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"status": "ok"}', '{"status": "ok", "metrics": {}}'])
+def test_a_damaged_record_is_none(tmp_path, damage):
+    (tmp_path / "metrics.json").write_text(damage)
+    assert cost.found(tmp_path, {"cost": {}}) is None
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({}, "cost.num_tokens: the key is missing in the spec of a curve"),
+    (dict.fromkeys(cost.NEEDED, 1), "cost.num_tokens: got 1; a curve has a list, its cells one number each")])
+def test_the_spec_of_a_curve_is_checked(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        cost.measure({"model": {}, "cost": settings}, tmp_path / "curve")
+    assert not (tmp_path / "curve").exists()
+
+
+@pytest.mark.parametrize("text, message", [
+    ("[1, 2", "not valid YAML"), ("- 1", "expected a mapping, got list"), ("datasets: {a: 1}", "models: got None"),
+    ("{datasets: {a: 1}, models: {b: 1}}", "cost: got None")])
+def test_a_wrong_configuration_is_one_line(command, tmp_path, text, message):
+    (tmp_path / "wrong.yaml").write_text(text)
+    code, _, errors = command("--config", "wrong.yaml", "--scale", "smoke", "--device", "cpu")
+    assert code == 2 and message in errors and errors.count("\n") == 1

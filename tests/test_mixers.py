@@ -1,5 +1,6 @@
 """Every mixer of the folder: twin, padding, equivariance, rank, initialisation, errors; the backbone."""
 
+import gc
 import importlib
 import inspect
 import math
@@ -10,8 +11,9 @@ import torch
 from reference import TWINS, UNFUSED, Recorder, normalise, normalised
 from torch import nn
 
+from flarepp import slices
 from flarepp.layers import NORMS, ResidualLinear, project
-from flarepp.mixers import build_mixer, mixer_names
+from flarepp.mixers import build_mixer, mixer_names, transolver3
 from flarepp.models import build_model
 from flarepp.slices import gumbel, rowwise
 
@@ -579,6 +581,26 @@ def test_the_weights_go_with_the_backward_pass(name, monkeypatch):
     assert alive and all(ref() is None for ref in kept)  # `loss` still holds the graph
 
 
+@pytest.mark.parametrize("wanted", ["everything", "nothing", "a part"])
+@pytest.mark.parametrize("name, options", [*((name, {}) for name in SLICED), ("transolver3", {"tile": 3})], ids=str)
+def test_no_tiles_outlive_their_step(name, options, wanted, monkeypatch):
+    """What a step holds must not hold itself: no collector sees through the graph."""
+    kept = []
+    for module in (slices, transolver3):
+        made = module._Tiles.__init__
+        monkeypatch.setattr(module._Tiles, "__init__",
+                            lambda tiles, *words, made=made: (kept.append(weakref.ref(tiles)), made(tiles, *words))[1])
+    mixer = mixer_of(name, **options)
+    out = mixer(tokens().requires_grad_())
+    if wanted == "everything":
+        out.sum().backward()
+    elif wanted == "a part":
+        torch.autograd.grad(out.sum(), list(mixer.slice_attention.parameters()))
+    del out
+    gc.collect()
+    assert all(ref() is None for ref in kept) and kept
+
+
 @pytest.mark.parametrize("name", SLICED)
 def test_slices_answer_other_losses_and_any_gradient_alone(name, monkeypatch):
     several_tiles(monkeypatch)
@@ -916,3 +938,11 @@ def test_in_half_precision_the_identity_stays_outside_the_weight():
     with torch.autocast("cpu", dtype=torch.float16):
         (y,) = project(x, *layers)
     assert y.dtype == torch.float32 and torch.allclose(y, torch.full_like(y, 1 + 1e-5), rtol=0, atol=1e-7)
+
+
+def test_the_backward_pass_of_projections_may_run_under_autocast():
+    layers, x = projections(2, torch.float32), torch.randn(1, 3, 12, requires_grad=True)
+    loss = sum(y.square().sum() for y in project(x, *layers))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss.backward()
+    assert x.grad.dtype == torch.float32 and x.grad.isfinite().all()

@@ -237,7 +237,7 @@ def test_every_run_is_a_row_with_its_numbers():
         "**[scale quick: not the paper's numbers]**",
         "Scale: quick. A step is a forward and a backward pass on random tokens",
         "over 30 steps", "on Some CPU. Batch 1, blocks 2, C = 32, H = 4, FFN ratio 4, FP32, CPU threads a rank: 1.",
-        "the peak resident set above the idle process.",
+        "the peak resident set above the idle process in a first step, while freed memory returns to the system at once.",
         "a step has 0 collectives of the loss and 1 of the parameter gradients.",
         "T(1) / (R T(R)) in time and P(1) / (R P(R)) in memory", "prints M = 128 alone",
         "its batch and FFN ratio are not stated",

@@ -76,11 +76,18 @@ def cost_sweep(arguments: argparse.Namespace) -> None:
     from flarepp.provenance import choose_device
 
     device = choose_device(arguments.device).type
-    changes = {"device": device} | ({"compile": False} if device == "cpu" else {})
-    changes |= {"models": arguments.models} if arguments.models else {}
+    if not arguments.minutes >= 0:
+        raise ValueError(f"--minutes: got {arguments.minutes}; a number from 0 on")
+    changes = {"device": device} | ({"compile": False, "precision": "fp32"} if device == "cpu" else {})
     out = arguments.out or reference_folder(device)
-    config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    curves, entries = spec.cost_sweep(config, arguments.scale, out.as_posix(), **changes)
+    try:
+        config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{arguments.config}: not valid YAML ({error})") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{arguments.config}: expected a mapping, got {type(config).__name__}")
+    _, entries = spec.cost_sweep(config, arguments.scale, out.as_posix(), **changes)
+    curves, _ = spec.cost_sweep(config, arguments.scale, out.as_posix(), **changes, models=arguments.models)
     suite = {"suite": spec.COST, "scale": arguments.scale}
     sweep({path: run.spec for path, run in curves.items()}, entries, suite, out, arguments.minutes)
 
@@ -220,7 +227,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--config", type=Path, default="config.yaml", help="configuration; this and all below go without SPEC")
     sub.add_argument("--scale", default="paper", help="which of its scales")
     sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run")
-    sub.add_argument("--models", nargs="+", metavar="NAME", help="models; by default those of the configuration")
+    sub.add_argument("--models", nargs="+", metavar="NAME", default=["flare", "flarepp", "transolver3", "full"],
+                     help="models of the configuration, in the order they are measured")
     sub.add_argument("--minutes", type=float, default=8, help="time after which no further cell is started")
     sub.add_argument("--out", type=Path, help="folder of the records and of suite.json, the plan for the verb `records`; "
                      "by default results/reference/DEVICE")

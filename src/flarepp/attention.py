@@ -58,7 +58,7 @@ def _cuda_flash(q, k, v, bias, scale):
 def _cuda_flash_backward(grad, q, k, v, bias, out, lse, extra, scale):
     queries, keys, seed, offset = extra
     return aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, out, lse, queries, keys, q.shape[2], k.shape[2], 0.0, False, seed, offset, scale=scale)
+        grad, q, k, v, out, lse.contiguous(), queries, keys, q.shape[2], k.shape[2], 0.0, False, seed, offset, scale=scale)
 
 
 def _cuda_efficient(q, k, v, bias, scale):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from flarepp import record
 from flarepp.attention import KERNELS
-from flarepp.memory import freed_at_once
+from flarepp.memory import freed_at_once, touch
 from flarepp.models import build_model
 from flarepp.operations import mixer_multiply_adds, model_multiply_adds
 from flarepp.processes import end_with
@@ -33,9 +33,13 @@ from flarepp.provenance import (check_sections, choose_device, code_digest, excl
                                 num_cores, parameter_dtypes, peak_memory_mb)
 from flarepp.step import IN_DIM, OUT_DIM, Step, configure, idle_memory_mb, sample_origin, small
 
+REUSE = 1.8  # of the live peak: what a process takes that keeps freed memory, fragments included
 ASKED = re.compile(r"allocate ([\d.]+) (bytes|[KMGT]iB)")  # in the words of PyTorch's allocators, and of NumPy's
 MEBIBYTES = {"bytes": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 2**10, "TiB": 2**20}
-KILLED = "the process was killed (SIGKILL), as the system does when no memory is left"
+LEAST_STEPS = 3  # that a cell takes: the first, one that warms up, one that is timed
+KILLED = "the system killed the process (SIGKILL) for want of memory"
+NEEDED = ("num_tokens", "batch_size", "precision", "warmup_steps", "timed_steps", "max_seconds", "max_step_seconds", "num_threads",
+          "device", "compile", "seed")
 
 
 # --- a process of its own
@@ -84,6 +88,14 @@ def _answer(sender, parent: int, function: Callable, spec: dict) -> None:
     sender.send(answer)
 
 
+def kills_for_memory() -> int:
+    """How many processes this machine's kernel has ended for want of memory; 0 where it does not say."""
+    with suppress(OSError):  # of Linux
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts.get("oom_kill", 0))
+    return 0
+
+
 # --- what a child measures
 
 
@@ -129,9 +141,12 @@ def measurement(step: Step, settings: dict, idle: float) -> dict[str, float]:
     with freed_at_once():
         first, _ = timed(step)
     peak = peak_memory_mb(step.device) - idle
-    repeated(step, settings["warmup_steps"] - 1, settings["max_seconds"])
     if step.device.type == "cuda":
+        repeated(step, settings["warmup_steps"] - 1, settings["max_seconds"])
         torch.cuda.reset_peak_memory_stats(step.device)  # what compiling took does not count
+    else:
+        touch(REUSE * peak)  # the memory that later steps reuse
+        repeated(step, settings["warmup_steps"] - 1, settings["max_seconds"])
     times, losses = zip(*repeated(step, settings["timed_steps"], settings["max_seconds"]))
     peak = peak_memory_mb(step.device) if step.device.type == "cuda" else peak
     low, median, high = np.percentile(times, [25, 50, 75]).tolist()
@@ -201,9 +216,12 @@ def cell_of(spec: dict, num_tokens: int) -> dict:
 
 def found(run_dir: Path, cell: dict) -> dict | None:
     """The record that a folder holds of this cell, if it does."""
-    path = run_dir / "metrics.json"
-    result = record.read_json(path) if path.exists() else {}
-    return result if result.get("spec") == cell else None
+    result = {}
+    with suppress(OSError, ValueError):  # a damaged record is none
+        result = record.read_json(run_dir / "metrics.json")
+    whole = {"status", "message", "metrics", "provenance"} <= result.keys() and (
+        result["status"] != "ok" or "step_ms" in result["metrics"])
+    return result if whole and result.get("spec") == cell else None
 
 
 def attempt(cell: dict, run_dir: Path, origin: dict, predicted: float | None) -> dict:
@@ -214,10 +232,11 @@ def attempt(cell: dict, run_dir: Path, origin: dict, predicted: float | None) ->
     if predicted is not None and predicted > 1e3 * limit:
         message = f"predicted {predicted / 1e3:.3g} s a step, above max_step_seconds {limit:g}"
         return {"status": "not run", "message": message} | nothing
+    before = kills_for_memory()
     try:
         return in_child(run_dir, run_cell, cell)
     except ChildFailed as error:
-        if error.exitcode != -signal.SIGKILL:
+        if error.exitcode != -signal.SIGKILL or kills_for_memory() == before:
             raise
         return {"status": "oom", "message": KILLED} | nothing
 
@@ -251,22 +270,29 @@ def measure(spec: dict, folder: Path, deadline: float = math.inf) -> None:
 
     No cell starts after `deadline`, a time of the monotonic clock. A cell of the same spec and code that was measured before
     is kept. ChildFailed, which names the cell, for any end that is no result; what was measured until then stays. ValueError
-    for a spec that lacks a section.
+    for a spec that lacks a section or a key.
     """
     check_sections(spec, ("model", "cost"))
+    if missing := [key for key in NEEDED if key not in spec["cost"]]:
+        raise ValueError(f"cost.{missing[0]}: the key is missing in the spec of a curve")
+    if not isinstance(spec["cost"]["num_tokens"], list):
+        raise ValueError(f"cost.num_tokens: got {spec['cost']['num_tokens']!r}; a curve has a list, its cells one number each")
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / ".lock"):
-        facts, pace = in_child(folder, facts_of, spec), None  # pace: time of the last step over its operations
+        facts, pace = in_child(folder, facts_of, spec), None  # pace: the least time of a step over its operations
         for tokens in spec["cost"]["num_tokens"]:
             cell, run_dir = cell_of(spec, tokens), folder / f"N{tokens}"
             operations = facts["metrics"][tokens]["model_multiply_adds"]
             result = found(run_dir, cell)
-            kept = bool(result) and result["status"] != "not run" and result["provenance"]["code"] == facts["origin"]["code"]
-            if not kept and time.monotonic() >= deadline:
+            kept = bool(result) and result["status"] != "not run" and all(
+                result["provenance"].get(key) == facts["origin"][key] for key in ("code", "device"))
+            predicted = pace and pace * operations
+            if not kept and time.monotonic() + LEAST_STEPS * (predicted or 0) / 1e3 >= deadline:
                 return
-            result = result if kept else measure_cell(cell, run_dir, facts, pace and pace * operations)
+            result = result if kept else measure_cell(cell, run_dir, facts, predicted)
             print(line(result, kept), flush=True)
-            pace = result["metrics"]["step_ms"] / operations if result["status"] == "ok" else pace
+            if result["status"] == "ok":
+                pace = min(pace or math.inf, result["metrics"]["step_ms"] / operations)
 
 
 def reference_folder(device_type: str) -> Path:
@@ -276,22 +302,39 @@ def reference_folder(device_type: str) -> Path:
 
 
 def sweep(curves: dict[str, dict], entries: list[dict], suite: dict, out: Path, minutes: float) -> None:
-    """Measure curves (folder: spec) one after the other until time is over; then write the suite's plan, out/suite.json.
+    """Measure curves (folder: spec) one after the other until time is over; out/suite.json is the plan of `records` all along.
 
-    The plan is that of `records`; entries without a record of their cell say "not run". Called again it goes on. Errors as
-    in `measure`.
+    entries: those of every cell that the plan names; one without a record says "not run". Called again it goes on. A curve
+    that fails does not keep the next ones: ChildFailed at the end names the first. ValueError as in `measure`.
     """
-    deadline, cells = time.monotonic() + 60 * minutes, {}
+    deadline, failed = time.monotonic() + 60 * minutes, []
+    write_plan(entries, suite, out)
     for path, spec in curves.items():
-        cells |= {f"{path}/N{tokens}": cell_of(spec, tokens) for tokens in spec["cost"]["num_tokens"]}
-    try:
-        for path, spec in curves.items():
-            if time.monotonic() < deadline:
-                print(path, flush=True)
+        if time.monotonic() < deadline:
+            print(path, flush=True)
+            try:
                 measure(spec, Path(path), deadline)
-    finally:
-        there = [found(Path(entry["run"]), cells[entry["run"]]) is not None for entry in entries]
-        planned = [entry if known else entry | {"run": "", "absent": "not run"} for entry, known in zip(entries, there)]
-        record.write_json(suite | {"entries": planned}, out / "suite.json")
-        rest = "" if all(there) else "; the same command goes on"
-        print(f"{out / 'suite.json'}: {sum(there)} of {len(there)} cells{rest}", flush=True)
+            except ChildFailed as error:
+                print(error, flush=True)
+                failed.append(error)
+            write_plan(entries, suite, out)
+    there = write_plan(entries, suite, out)
+    rest = "" if there == len(entries) else "; the same command goes on"
+    print(f"{out / 'suite.json'}: {there} of {len(entries)} cells{rest}", flush=True)
+    if failed:
+        raise failed[0]
+
+
+def write_plan(entries: list[dict], suite: dict, out: Path) -> int:
+    """Write out/suite.json; returns how many of its cells have a record."""
+    there = [readable(Path(entry["run"])) for entry in entries]
+    planned = [entry if known else entry | {"run": "", "absent": "not run"} for entry, known in zip(entries, there)]
+    record.write_json(suite | {"entries": planned}, out / "suite.json")
+    return sum(there)
+
+
+def readable(run_dir: Path) -> bool:
+    """Whether a folder holds the record of its spec."""
+    with suppress(OSError, ValueError):
+        return found(run_dir, record.read_json(run_dir / "spec.json")) is not None
+    return False

@@ -130,10 +130,11 @@ class _Projections(torch.autograd.Function):
     def backward(ctx, *grads):
         tokens, *weights = ctx.saved_tensors
         flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
-        grad_tokens = flat[0] @ weights[0]
-        for grad, weight in zip(flat[1:], weights[1:]):
-            grad_tokens.addmm_(grad, weight)
-        return grad_tokens.view_as(grads[0]), *(grad.T @ tokens for grad in flat), *(grad.sum(0) for grad in flat)
+        with torch.autocast(tokens.device.type, enabled=False):
+            grad_tokens = flat[0] @ weights[0]
+            for grad, weight in zip(flat[1:], weights[1:]):
+                grad_tokens.addmm_(grad, weight)
+            return grad_tokens.view_as(grads[0]), *(grad.T @ tokens for grad in flat), *(grad.sum(0) for grad in flat)
 
 
 class ResidualMLP(nn.Module):

@@ -10,6 +10,8 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LEAST, MOST = 2**16, 2**31 - 1  # bytes
 
@@ -25,6 +27,12 @@ def _from_now_on(mmap_threshold: int, trim_threshold: int) -> None:
 def keep_freed() -> None:
     """Keep what is freed for what is allocated next, for as long as this process lives."""
     _from_now_on(MOST, MOST)
+
+
+def touch(mebibytes: float) -> None:
+    """Take so much memory from the system and free it, so that what `keep_freed` keeps is there from the start."""
+    blocks = [torch.zeros(2**18, 64).fill_(1) for _ in range(int(mebibytes) // 64)]  # of 64 MiB
+    del blocks
 
 
 @contextmanager

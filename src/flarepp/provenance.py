@@ -46,9 +46,9 @@ def choose_device(wanted: str) -> torch.device:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """PyTorch's CPU allocator, CUDA outside its allocator and NCCL raise a plain RuntimeError; the rest has its own type."""
-    texts = ("can't allocate memory", "out of memory")
+    texts = ("can't allocate memory", "out of memory", "alloc_failed", "bad_alloc")
     return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
+        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts))
 
 
 def peak_memory_mb(device: torch.device) -> float:

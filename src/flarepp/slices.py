@@ -208,7 +208,7 @@ class _Outputs(torch.autograd.Function):
         grad_mixed = torch.zeros_like(mixed.mT, memory_format=torch.contiguous_format)  # [B, H, D, M]
         for tile in ctx.tiles:
             grad_mixed[tile[:2]].baddbmm_(grad_y[tile].mT, weights[tile])
-        ctx.tiles.outputs = mixed, grad_y
+        ctx.tiles.outputs = mixed.detach(), grad_y  # its graph would hold tiles in a cycle
         return None, None, grad_mixed.mT
 
 

@@ -136,7 +136,10 @@ def cost_sweep(config: dict, scale: str, root: str, **changes) -> tuple[dict[str
     """
     if scale not in SCALES:
         raise ValueError(f"scale: {unknown('scale', scale, SCALES)}")
+    for key in ("models", "cost"):
+        _mapping(config, key)
     picked = _without_benchmark(config, scale, list(_mapping(config, "datasets")))
+    _known(changes.get("models", ()), picked["models"], "cost.models", "model")
     picked["cost"] = picked["cost"] | changes
     _refuse(_validator("cost"), picked["cost"], f"config (scale {scale})", "cost")
     curves: dict[str, Run] = {}
@@ -163,7 +166,8 @@ def pick(value: object, scale: str, dataset: str, names: list[str], path: str = 
         raise ValueError(f"{path or 'the top level'}: the key {other[0]!r} is not text")
     selectors = {"default", *SCALES, *names}
     if path != "datasets" and selectors & set(value):
-        allowed = [*(SCALES if set(value) & set(SCALES) else names), "default"]
+        kinds = [kind for kind in (SCALES, names) if set(value) & set(kind)][:1] or [SCALES, names]
+        allowed = [*itertools.chain(*kinds), "default"]
         for key in value:
             if key not in allowed:
                 raise ValueError(f"{path}: {unknown('key', key, allowed)}")

@@ -182,7 +182,7 @@ class _TiledOutputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tiles, kept, values, bias):
-        ctx.tiles, tiles.values = tiles, values
+        ctx.tiles, tiles.values = tiles, values.detach()  # its graph would hold tiles in a cycle
         ctx.save_for_backward(kept)
         out = tiles.x.new_empty(*tiles.x.shape[:2], bias.shape[0], dtype=tiles.dtype)
         buffers = tiles.buffers(2)

@@ -164,6 +164,6 @@ def how(frame: pandas.DataFrame) -> str:
     compiled = ", compiled" if good["compile"].astype(bool).all() else ""
     return (
         "A step is a forward and a backward pass on random tokens with the loss and without an optimiser; its time is the"
-        f" median (quartiles) over {steps} step{'s' if steps != '1' else ''} after a warm-up, on {devices}."
+        f" median{' (quartiles)' if steps != '1' else ''} over {steps} step{'s' if steps != '1' else ''} after a warm-up, on {devices}."
         f" {measured.sizes(good)}{threads}{compiled}. Peak memory: {measured.memory(good)}."
     )

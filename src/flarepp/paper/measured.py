@@ -30,7 +30,7 @@ COLUMNS = (
     "runs",
 )
 MEMORY = {
-    "cpu": "the peak resident set above the idle process",
+    "cpu": "the peak resident set above the idle process in a first step, while freed memory returns to the system at once",
     "cuda": "the peak allocated memory of the device",
 }
 
@@ -92,8 +92,10 @@ def number(value: float) -> str:
 
 
 def step(row: pandas.Series) -> str:
-    """The median step time with its quartiles, to the same decimals."""
+    """The median step time with its quartiles, to the same decimals; a single step has none."""
     median = number(row["step_ms"])
+    if row["steps"] == 1:
+        return median
     decimals = len(median.partition(".")[2])
     low, high = (f"{row[key]:,.{decimals}f}" for key in ("step_ms_low", "step_ms_high"))
     return f"{median} ({low}–{high})"

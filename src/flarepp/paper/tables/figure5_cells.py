@@ -17,7 +17,7 @@ COLUMNS = [
     (TIME, "ms", "r"),
     (TIME, "over FLARE", "r"),
     (TIME, "steps", "r"),
-    (TIME, "first call (ms)", "r"),
+    (TIME, "first step (ms)", "r"),
     (MEMORY, "MiB", "r"),
     (MEMORY, "over FLARE", "r"),
     (MEMORY, "off the line (%)", "r"),
@@ -90,6 +90,6 @@ def _ratio(value: float) -> Cell:
 
 def _caption(rows: pandas.DataFrame, scale: str) -> str:
     return (
-        f"The cells of Figure 5. Scale: {scale}. {cost.how(rows)} First call: with what is compiled or set up there. Over"
+        f"The cells of Figure 5. Scale: {scale}. {cost.how(rows)} First step: on a GPU with what is compiled, on a CPU the one whose memory is measured. Over"
         " FLARE: at the same N and M. Off the line: distance of a peak from the straight line in N, in percent of the largest peak."
     )
