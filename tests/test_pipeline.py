@@ -220,7 +220,7 @@ def test_paper_scale_is_listed_within_ten_seconds(copy):
     assert time.monotonic() - started < 10
     assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 68
     cells = [job for job in jobs if job.startswith("cost results/paper/runs/figure5/")]
-    assert len(cells) == 16 and all(" on cuda, N 1000, 50000, " in job for job in cells)
+    assert len(cells) == 16 and all(" on cuda, N 1000, 10000, 50000, " in job for job in cells)
 
 
 @pytest.mark.parametrize("words, expected", [
