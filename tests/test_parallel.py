@@ -45,6 +45,15 @@ FORMS = [(mixer, options) for mixer, forms in SPLITS.items() for options in form
 ENCODERS = {"flare": 1, "flarepp": 2, "flarepp_shared": 2, "flarepp_anchored": 2}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_tiles():
+    """The shards of some cases, though not of all, fill several tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("slices", "mixers.transolver3"):
+            patch.setattr(f"flarepp.{module}.TILE", 2**6)
+        yield
+
+
 def test_every_mixer_that_splits_is_looked_at():
     assert set(SPLITS) == set(mixer_names()) - {"full"}
 

@@ -4,8 +4,9 @@
     o = mix(sums)  per slice        y_n = sum_m w_nm o_m
 
 `slice_mix` does it in one of two ways. In half precision, under autocast and on other devices than the CPU each line is an
-operator, which autocast casts and a compiler fuses. On the CPU, where a new [B, H, N, M] costs more than the arithmetic that
-fills it, tokens are taken in tiles that fit the cache, forward and backward, and the weights are the one such array.
+operator, which autocast casts and a compiler fuses; so it is where all weights fit the cache. On the CPU, where a larger new
+[B, H, N, M] costs more than the arithmetic that fills it, tokens are taken in tiles that fit the cache, forward and backward,
+and the weights are the one such array.
 
 B batch, H heads, N tokens, M slices, D head width. Padded tokens are in no slice.
 """
@@ -88,9 +89,9 @@ class _TokenSums(torch.autograd.Function):
 # --- in tiles
 
 
-def in_tiles(x: Tensor) -> bool:
-    """Whether x is on the CPU and computed with in FP32 or better."""
-    return x.device.type == "cpu" and not in_half_precision(x)
+def in_tiles(x: Tensor, numbers: int) -> bool:
+    """Whether what x becomes, `numbers` of them, fills more than a tile on the CPU, in FP32 or better."""
+    return numbers > TILE and x.device.type == "cpu" and not in_half_precision(x)
 
 
 def spans(count: int, length: int) -> list[slice]:
@@ -239,7 +240,7 @@ class _Rows(torch.autograd.Function):
 
 def rowwise(function: Callable[[Tensor], Tensor], width: int, x: Tensor, parameters) -> Tensor:
     """function(x) [..., 1] of x [..., D], row by row, with `width` numbers a row in between and the `parameters` it uses."""
-    if not in_tiles(x):
+    if not in_tiles(x, x[..., 0].numel() * width):
         return function(x)
     return _Rows.apply(function, max(1, TILE // width), x.reshape(-1, x.shape[-1]), *parameters).view(*x.shape[:-1], 1)
 
@@ -251,7 +252,7 @@ def slice_mix(tokens: Tensor, matrix: Tensor, bias: Tensor, mask: Tensor | None,
     matrix A [H, M, D], bias a [H, M], mask None or [B, N], temperature [B, H, N, 1]; noise: numbers on [0, 1) [B, H, N, M],
     used up, that become Gumbel noise. `mix` maps the sums [B, H, M, D + 1] of `slice_sums` to o [B, H, M, D].
     """
-    if in_tiles(tokens):
+    if in_tiles(tokens, tokens.shape[:2].numel() * bias.numel()):
         tiles = _Tiles(len(tokens), len(matrix), tokens.shape[1], matrix.shape[1])
         sums, weights = _Sums.apply(tiles, tokens, matrix, bias, mask, temperature, noise)
         return _Outputs.apply(tiles, weights, mix(sums))

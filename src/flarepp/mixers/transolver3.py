@@ -63,7 +63,7 @@ class Mixer(nn.Module):
         return (mixed @ self.by_head(self.out_proj.weight.T).to(mixed.dtype)).flatten(1, 2)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.tile is not None or in_tiles(x):
+        if self.tile is not None or in_tiles(x, x.shape[:2].numel() * self.num_heads * self.slice_proj.out_features):
             return self.tiled(x, mask)
         x = zero_padding(x, mask)
         logits = F.linear(x, *self.logit_map()).unflatten(-1, (self.num_heads, -1))  # [B, N, H, M]
