@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from flarepp import __main__, record, spec
-from flarepp.paper import cost, deviations, ledger, quoted, rules, scaling, style
+from flarepp.paper import cost, deviations, ledger, quoted, scaling, style
+from flarepp.paper.rules import steps
 from flarepp.paper.figures import figure5
 from flarepp.paper.tables import figure5_cells, operations
 
@@ -822,42 +823,42 @@ def test_one_number_of_tokens_or_latents_shows_neither_flatness_nor_order(publis
         (frame[frame["num_tokens"].isin([500_000])], "at one N"),
         (frame[frame["num_latents"] == 64], "at one M"),
     ):
-        told, holds = rules.steady_ratio(part, **claim["with"])
+        told, holds = steps.steady_ratio(part, **claim["with"])
         assert words in told and holds is None
         assert (
-            rules.steady_ratio(
+            steps.steady_ratio(
                 part.assign(step_ms=part["step_ms"] * part["model"].map({"flare": 1, "flarepp": 2})), **claim["with"]
             )[1]
             is False
         )
-    told, holds = rules.steady_ratio(frame[frame["num_tokens"] == 1000], **claim["with"])
+    told, holds = steps.steady_ratio(frame[frame["num_tokens"] == 1000], **claim["with"])
     assert told == "1.41 to 1.45 over 3 cells, none of N ≥ 100,000" and holds is None
-    assert rules.steady_ratio(frame[frame["model"] == "flare"], **claim["with"]) is None
+    assert steps.steady_ratio(frame[frame["model"] == "flare"], **claim["with"]) is None
 
 
 def test_full_attention_is_judged_by_what_there_is():
     claim = next(each for each in ledger.read_claims() if each["id"] == "cost.full.memory")
     frame = cost.at_every_latents(cost.cells(records(SMALL | {"tokens": (1024, 4096)})))
-    told, holds = rules.less_memory_and_linear(frame, **claim["with"])
+    told, holds = steps.less_memory_and_linear(frame, **claim["with"])
     assert told == "Full self-attention over FLARE++ 0.81, N = 4,096, M = 64, 128; too few N for a line" and holds is None
     more = frame.assign(peak_memory_mb=frame["peak_memory_mb"].mask(frame["model"] == "full", 1e6))
-    assert rules.less_memory_and_linear(more, **claim["with"])[1] is False
-    assert rules.less_memory_and_linear(frame[frame["model"] != "full"], **claim["with"]) is None
-    assert rules.times_slower(frame[frame["model"] != "full"], "full", "flarepp", 32, 316) is None
+    assert steps.less_memory_and_linear(more, **claim["with"])[1] is False
+    assert steps.less_memory_and_linear(frame[frame["model"] != "full"], **claim["with"]) is None
+    assert steps.times_slower(frame[frame["model"] != "full"], "full", "flarepp", 32, 316) is None
 
 
 def test_the_memory_of_transolver3_is_compared_at_the_latents_that_are_stated(published):
     claim = next(each for each in ledger.read_claims() if each["id"] == "cost.t3.memory")
     frame = cost.cells(published)
     frame = frame[frame["num_tokens"] == 500_000]
-    assert rules.ratio_by_latents(frame, **claim["with"])[0].startswith("1.65 at M = 64, 2.47 at M = 128, 4.11 at M = 256")
-    told, holds = rules.ratio_by_latents(frame[frame["num_latents"] == 128], **claim["with"])
+    assert steps.ratio_by_latents(frame, **claim["with"])[0].startswith("1.65 at M = 64, 2.47 at M = 128, 4.11 at M = 256")
+    told, holds = steps.ratio_by_latents(frame[frame["num_latents"] == 128], **claim["with"])
     assert told == "2.47 at M = 128 (N = 500,000)" and holds is None
-    assert rules.ratio_by_latents(frame[frame["model"] == "flare"], **claim["with"]) is None
-    assert rules.ratio_about(frame[frame["model"] == "flare"], "step_ms", "transolver3", "flare", 1, 0.2) is None
-    assert rules.same_at_every_latents(frame[frame["num_latents"] == 64], "peak_memory_mb", 2) is None
+    assert steps.ratio_by_latents(frame[frame["model"] == "flare"], **claim["with"]) is None
+    assert steps.ratio_about(frame[frame["model"] == "flare"], "step_ms", "transolver3", "flare", 1, 0.2) is None
+    assert steps.same_at_every_latents(frame[frame["num_latents"] == 64], "peak_memory_mb", 2) is None
     own = frame["model"].isin(["flare", "flarepp"])
-    assert rules.same_at_every_latents(frame[own], "peak_memory_mb", 2) == (
+    assert steps.same_at_every_latents(frame[own], "peak_memory_mb", 2) == (
         "at most 0.0 % apart at 2 numbers of tokens",
         True,
     )
@@ -922,10 +923,10 @@ def test_step_times_are_compared_where_the_threads_are_equal():
                     "FLARE 1.89 in memory and 1.01 in time, FLARE++ 1.00 in memory and 1.01 in time, over 8 pairs"]  # fmt: skip
     other = cost.harness(with_table2(frame, on_one_rank(size, scaling__num_threads=1), "quick"))
     claim = next(each for each in ledger.read_claims() if each["id"] == "cp.harness")
-    assert rules.same_harness(other, **claim["with"]) == ("FLARE 1.89 in memory, FLARE++ 1.00 in memory, over 8 pairs", None)
-    assert rules.same_harness(other.assign(device_type="cuda"), **claim["with"])[1] is True
-    assert rules.same_harness(other.assign(peak_memory_mb=0.0), **claim["with"]) is None
-    assert rules.same_harness(other.iloc[:0], **claim["with"]) is None
+    assert steps.same_harness(other, **claim["with"]) == ("FLARE 1.89 in memory, FLARE++ 1.00 in memory, over 8 pairs", None)
+    assert steps.same_harness(other.assign(device_type="cuda"), **claim["with"])[1] is True
+    assert steps.same_harness(other.assign(peak_memory_mb=0.0), **claim["with"]) is None
+    assert steps.same_harness(other.iloc[:0], **claim["with"]) is None
 
 
 def test_settings_of_both_harnesses_hold_the_verdict_back():

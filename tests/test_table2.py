@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from flarepp import __main__, record, spec
-from flarepp.paper import deviations, ledger, quoted, rules, scaling
+from flarepp.paper import deviations, ledger, quoted, scaling
+from flarepp.paper.rules import steps
 from flarepp.paper.tables import table2
 
 LABELS = {"flare": "FLARE", "flarepp": "FLARE++"}
@@ -506,11 +507,11 @@ def test_a_formula_that_holds_row_by_row_is_not_enough(column, value):
     """Some rows of another width, each as the formula says for it: then other rows are not the same, or not half as much."""
     claim = next(each for each in ledger.read_claims() if each["id"] == "cp.payload")
     frame = scaling.efficiencies(records())
-    assert rules.payload(frame, **claim["with"])[1] is True
+    assert steps.payload(frame, **claim["with"])[1] is True
     wide, count = frame[column] == value, frame["model"].map(ENCODERS)
     for name, numbers in (("forward_bytes", 17), ("backward_bytes", 16)):
         frame[name] = frame[name].mask(wide & (frame["num_ranks"] > 1), count * frame["latent_rows"] * numbers * 4)
-    told, holds = rules.payload(frame.assign(head_dim=frame["head_dim"].mask(wide, 16)), **claim["with"])
+    told, holds = steps.payload(frame.assign(head_dim=frame["head_dim"].mask(wide, 16)), **claim["with"])
     assert told.startswith("16 of 16 rows as the formula says") and holds is False
 
 
@@ -526,10 +527,10 @@ def test_the_papers_table_2_agrees_with_itself_but_for_one_count():
 def test_entries_above_one_are_counted_in_time_and_memory():
     frame = scaling.printed()
     frame.loc[0, "memory_efficiency"], frame.loc[1, "time_efficiency"] = 1.02, 1.0
-    told, holds = rules.above_one(frame, 2)
+    told, holds = steps.above_one(frame, 2)
     expected = "2 entries: FLARE, N = 1,000,000, R = 2: 1.01 in time; FLARE, N = 500,000, R = 2: 1.02 in memory"
     assert holds and told == expected
-    assert rules.above_one(frame.iloc[:1].assign(memory_efficiency=0.9), 0) == ("0 entries", True)
+    assert steps.above_one(frame.iloc[:1].assign(memory_efficiency=0.9), 0) == ("0 entries", True)
 
 
 def test_the_printed_table_is_the_papers():

@@ -1,6 +1,6 @@
 """The claims ledger: every claim of the paper that carries a figure, what was measured here, and a verdict.
 
-claims.yaml holds the claims as data, rules.py the functions that decide them; this file decides whether a
+claims.yaml holds the claims as data, the modules of rules/ the functions that decide them; this file decides whether a
 claim may be judged at all. Verdicts: `reproduced`, `not reproduced`, `not comparable (why)`, `not run`.
 """
 
@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import cost, deviations, quoted, rules, scaling, typeset
+from flarepp.paper import cost, deviations, quoted, scaling, typeset
 from flarepp.paper.cells import SYMBOLS, WORDS, cells, check_scale, describe
+from flarepp.paper.rules import accuracy, steps, sweeps
+from flarepp.paper.rules.words import Outcome
 
+RULES = (accuracy, sweeps, steps)  # modules whose public functions are rules
 CLAIMS = Path(__file__).with_name("claims.yaml")
 AXES = {
     "dataset": "",
@@ -156,7 +159,7 @@ def decide(
 
 
 def _verdict(
-    outcome: rules.Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources, settings: str, structural: bool | None
+    outcome: Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources, settings: str, structural: bool | None
 ) -> str:
     """The paper's numbers are about published data, its scale and its settings; nothing else confirms or
     refutes them, and no part of what a claim takes does.
@@ -185,12 +188,13 @@ def _reasons(bad: pandas.DataFrame) -> str:
     return f"{count} needed run{'s' if count > 1 else ''} failed"
 
 
-def _rule(claim: dict) -> Callable[[pandas.DataFrame], rules.Outcome]:
+def _rule(claim: dict) -> Callable[[pandas.DataFrame], Outcome]:
     """The function a claim names, with the claim's parameters bound and checked."""
     known = {
         name: item
-        for name, item in vars(rules).items()
-        if inspect.isfunction(item) and not name.startswith("_")
+        for module in RULES
+        for name, item in vars(module).items()
+        if inspect.isfunction(item) and item.__module__ == module.__name__ and not name.startswith("_")
     }
     if claim["rule"] not in known:
         nearest = difflib.get_close_matches(claim["rule"], known, n=1, cutoff=0.0)[0]

@@ -1,150 +1,14 @@
-"""The rules that decide claims: every public function here can be named as `rule` in claims.yaml.
-
-A rule gets the cells a claim needs (a DataFrame with dataset, model, num_blocks, precision, dataset_label and
-mean, the error in %; only cells with a value; one constant on axes the claim does not name) and the claim's
-parameters; of suite table2 the rows of `scaling.efficiencies`, of suite figure5 those of `cost.cells`, a model without
-latents at every M, of suite harness those of `cost.harness`. It returns (what was measured, whether the claim
-holds, None where nothing speaks against it but too little was compared), or None when too few cells are there to
-say anything. It knows nothing of scales, data sources or missing runs.
-"""
+"""Claims about what steps take: Table 2, Figure 5, operation counts."""
 
 from __future__ import annotations
 
 import pandas
 
 from flarepp.paper import cost
+from flarepp.paper.rules.words import Outcome, count_of, named, span
 
-Outcome = tuple[str, bool | None] | None
-PLACE = ["dataset", "num_blocks", "precision"]
 EXACT = 1e-3  # relative; work that does not grow with N is a part of a count that a formula leaves out
 BYTES = 4  # of a number that ranks exchange: FP32, whatever the precision
-
-
-def lowest_everywhere(cells: pandas.DataFrame, model: str) -> Outcome:
-    """`model` has the lowest error on every dataset where it has a rival; ties do not count."""
-    table = _by(cells, "model")
-    table = table[table[model].notna() & (table.notna().sum(axis=1) > 1)] if model in table else table[:0]
-    if table.empty:
-        return None
-    first = table[model] < table.drop(columns=model).min(axis=1)
-    counts = table.notna().sum(axis=1) - 1
-    rivals = " to ".join(dict.fromkeys(str(count) for count in (counts.min(), counts.max())))
-    rivals += " other model" if counts.max() == 1 else " other models"
-    measured = f"lowest on {first.sum()} of {len(first)} ({_names(cells, table)}) against {rivals}"
-    return measured, bool(first.all())
-
-
-def mean_reduction(
-    cells: pandas.DataFrame, model: str, against: str, percent: float, tolerance: float
-) -> Outcome:
-    """The mean over datasets of `model`'s error reduction is within `tolerance` points of `percent`."""
-    reduction = -_change(cells, model, against)
-    if reduction.empty:
-        return None
-    mean = reduction.mean()
-    span = f" ({reduction.min():z.0f} to {reduction.max():z.0f})" if len(reduction) > 1 else ""
-    return f"{mean:z.1f} %{span} over {_names(cells, reduction)}", bool(abs(mean - percent) <= tolerance)
-
-
-def better_on(cells: pandas.DataFrame, model: str, against: str, datasets: list[str]) -> Outcome:
-    """`model` has the lower error on the listed datasets and the higher one on all others, among those there."""
-    change = _change(cells, model, against)
-    if change.empty:
-        return None
-    expected = change.index.get_level_values("dataset").isin(datasets)
-    parts = [f"{name} {_signed(value)} %" for name, value in zip(_labels(cells, change), change)]
-    return ", ".join(parts), bool((change.where(expected, -change) < 0).all())
-
-
-def split_of_leads(
-    cells: pandas.DataFrame,
-    model: str,
-    against: str,
-    ahead: int,
-    lead_percent: float,
-    behind: int,
-    lag_percent: list[float],
-) -> Outcome:
-    """`model` leads on `ahead` datasets by at most `lead_percent`, trails on `behind` within a range."""
-    change = _change(cells, model, against)
-    if change.empty:
-        return None
-    leads, lags = -change[change < 0].round(), change[change > 0].round()
-    holds = (
-        (len(leads), len(lags)) == (ahead, behind)
-        and leads.max() <= lead_percent
-        and lags.between(*lag_percent).all()
-    )
-    parts = [f"{name} {_signed(value, 1)} %" for name, value in zip(_labels(cells, change), change)]
-    return f"{len(leads)} ahead, {len(lags)} behind: " + ", ".join(parts), bool(holds)
-
-
-def strongest_other(
-    cells: pandas.DataFrame, model: str, apart_from: list[str], count: int, leads: list[str], leads_on: str
-) -> Outcome:
-    """`model` is strictly best apart from `apart_from` on `count` datasets, and ahead of all `leads` on `leads_on`."""
-    table = _by(cells[~cells["model"].isin(apart_from)], "model")
-    table = table[table[model].notna() & (table.notna().sum(axis=1) > 1)] if model in table else table[:0]
-    if table.empty:
-        return None
-    best = int((table[model] < table.drop(columns=model).min(axis=1)).sum())
-    largest = table[table.index.get_level_values("dataset") == leads_on]
-    measured = f"strongest on {best} of {len(table)} ({_names(cells, table)})"
-    if largest.empty or not set(leads) <= set(table) or largest[leads].isna().any(axis=None):
-        return measured, False
-    front = bool((largest[model] < largest[leads].min(axis=1)).all())
-    return (
-        f"{measured}; {'ahead' if front else 'not ahead'} on {_names(cells, largest)}",
-        best == count and front,
-    )
-
-
-def trail_by_factor(
-    cells: pandas.DataFrame, models: list[str], behind: str, factor: float, tolerance: float
-) -> Outcome:
-    """All `models` have a higher error than `behind` everywhere, the largest ratio being about `factor`."""
-    table = _by(cells, "model")
-    present = [model for model in models if model in table]
-    if behind not in table or not present:
-        return None
-    ratios = table[present].div(table[behind], axis=0).stack().dropna()
-    if ratios.empty:
-        return None
-    holds = (ratios > 1).all() and abs(ratios.max() - factor) <= tolerance
-    return f"{(ratios > 1).sum()} of {len(ratios)} trail, by {ratios.min():.2f} to {ratios.max():.2f}", bool(
-        holds
-    )
-
-
-def order_at_every_depth(cells: pandas.DataFrame, model: str, against: str) -> Outcome:
-    """`model` has the lower error than `against` in every cell of depth and precision."""
-    change = _change(cells, model, against)
-    if change.empty:
-        return None
-    worse = [f"B = {depth:.0f} {precision}" for (_, depth, precision), value in change.items() if value >= 0]
-    where = f"; not at {', '.join(worse)}" if worse else ""
-    span = f"change {_signed(change.min())} to {_signed(change.max())} %"
-    return f"lower in {(change < 0).sum()} of {len(change)} cells, {span}{where}", not worse
-
-
-def precision_band(cells: pandas.DataFrame, percent: float) -> Outcome:
-    """More than half of the cells change by at most `percent` from FP32 to FP16."""
-    change = _precision_change(cells).abs()
-    if change.empty:
-        return None
-    inside = int((change <= percent).sum())
-    return (
-        f"{inside} of {len(change)} cells within {percent:g} %, the largest {change.max():.0f} %",
-        inside > len(change) / 2,
-    )
-
-
-def precision_change(cells: pandas.DataFrame, percent: float, tolerance: float) -> Outcome:
-    """The change from FP32 to FP16 of the one cell needed is within `tolerance` points of `percent`."""
-    change = _precision_change(cells)
-    if change.empty:
-        return None
-    return f"{_signed(change.iloc[0])} %", bool(abs(change.iloc[0] - percent) <= tolerance)
 
 
 def efficiency_within(cells: pandas.DataFrame, kind: str, low: float, high: float = float("inf")) -> Outcome:
@@ -156,7 +20,7 @@ def efficiency_within(cells: pandas.DataFrame, kind: str, low: float, high: floa
     rounded = rows[name].map("{:.2f}".format).astype(float)
     shared = int(rows["shared_cores"].astype(bool).sum())
     among = f", {shared} of them on shared cores" if shared else ""
-    return f"{_span(rounded)} over {_count(len(rows), 'row')}{among}", bool(rounded.between(low, high).all())
+    return f"{span(rounded)} over {count_of(len(rows), 'row')}{among}", bool(rounded.between(low, high).all())
 
 
 def latents_agree(cells: pandas.DataFrame, time_percent: float, memory_percent: float) -> Outcome:
@@ -171,7 +35,7 @@ def latents_agree(cells: pandas.DataFrame, time_percent: float, memory_percent: 
         largest = max(100 * (values.max() / values.min() - 1) for values in several)
         texts.append(f"{largest:.1f} % in {kind}")
         holds = holds and largest <= percent
-    return f"at most {' and '.join(texts)}, over {_count(len(several), 'setting')}", bool(holds)
+    return f"at most {' and '.join(texts)}, over {count_of(len(several), 'setting')}", bool(holds)
 
 
 def payload(
@@ -195,11 +59,11 @@ def payload(
     table = sent.pivot(index=["num_tokens", "num_latents", "num_ranks"], columns="model", values="bytes")
     ratios = (table[model] / table[against]).dropna() if {model, against} <= set(table) else pandas.Series(dtype=float)
     same, twice = sizes["nunique"] == 1, ratios == encoders[model] / encoders[against]
-    texts = [f"{right.sum()} of {_count(len(rows), 'row')} as the formula says"]
-    texts.append(f"the same at every N in {same.sum()} of {_count(len(same), 'setting')}" if len(same) else "at one N only")
+    texts = [f"{right.sum()} of {count_of(len(rows), 'row')} as the formula says"]
+    texts.append(f"the same at every N in {same.sum()} of {count_of(len(same), 'setting')}" if len(same) else "at one N only")
     if len(ratios):
         span = " to ".join(dict.fromkeys(f"{ratio:.4g}" for ratio in (ratios.min(), ratios.max())))
-        texts.append(f"{_named(rows, model, against)} {span}")
+        texts.append(f"{named(rows, model, against)} {span}")
     holds = bool(right.all() and same.all() and twice.all())
     return ", ".join(texts), (None if holds and not (len(same) and len(twice)) else holds)
 
@@ -211,7 +75,7 @@ def above_one(cells: pandas.DataFrame, count: int) -> Outcome:
         for name in ("time_efficiency", "memory_efficiency")
         for _, row in cells[cells[name] > 1].iterrows()
     ]
-    return f"{_count(len(found), 'entry', 'entries')}{': ' if found else ''}{'; '.join(found)}", len(found) == count
+    return f"{count_of(len(found), 'entry', 'entries')}{': ' if found else ''}{'; '.join(found)}", len(found) == count
 
 
 def arithmetic_ratio(
@@ -226,8 +90,8 @@ def arithmetic_ratio(
     width = cells["channel_dim"]
     stated = squares * width**2 + calls * cells["num_latents"] * width
     right = (cells["mixer_multiply_adds"] / stated - 1).abs() < EXACT
-    measured = f"{right.sum()} of {_count(len(cells), 'count')} as the formula says"
-    measured += f", {_named(cells, model, against)} {_span(ratios)}"
+    measured = f"{right.sum()} of {count_of(len(cells), 'count')} as the formula says"
+    measured += f", {named(cells, model, against)} {span(ratios)}"
     return measured, bool(right.all() and (ratios - ratio).abs().max() <= tolerance)
 
 
@@ -241,7 +105,7 @@ def steady_ratio(
         return None
     far = ratios[ratios.index >= beyond]
     if far.empty:
-        return f"{_span(ratios.stack())} over {_count(ratios.count().sum(), 'cell')}, none of N ≥ {beyond:,}", None
+        return f"{span(ratios.stack())} over {count_of(ratios.count().sum(), 'cell')}, none of N ≥ {beyond:,}", None
     counted = cost.over(cells, "mixer_multiply_adds", model, against).unstack().reindex_like(far)
     below, changes = (far < counted)[far.notna()].stack(), (100 * (far.max() / far.min() - 1))[far.count() > 1]
     first = far.mean().idxmax() == far.columns.min()
@@ -249,7 +113,7 @@ def steady_ratio(
     order = f"largest at M = {far.mean().idxmax():.0f}" if far.shape[1] > 1 else "at one M"
     within = far.stack().round(1).between(low, high).all() and (changes <= flat_percent).all()
     holds = bool(within and first and below.all())
-    measured = f"{_span(far.stack())} over {_count(len(below), 'cell')} of N ≥ {beyond:,}, {flat}, {order}"
+    measured = f"{span(far.stack())} over {count_of(len(below), 'cell')} of N ≥ {beyond:,}, {flat}, {order}"
     measured += f", below the arithmetic ratio in {below.sum():.0f}"
     return measured, (None if holds and (changes.empty or far.shape[1] == 1) else holds)
 
@@ -272,8 +136,8 @@ def less_memory_and_linear(cells: pandas.DataFrame, model: str, against: str, pe
     fits = [found for _, rows in cost.lines(cells.drop_duplicates("runs")) if (found := cost.fit(rows)) is not None]
     beside = max((found[2].abs().max() for found in fits), default=0.0)
     holds = bool((ratios < 1).all() and beside <= percent)
-    linear = f"{_count(len(fits), 'line')} in N straight to {beside:.1f} %" if fits else "too few N for a line"
-    measured = f"{_named(cells, model, against)} {_span(ratios)}, {_places(ratios)}; {linear}"
+    linear = f"{count_of(len(fits), 'line')} in N straight to {beside:.1f} %" if fits else "too few N for a line"
+    measured = f"{named(cells, model, against)} {span(ratios)}, {_places(ratios)}; {linear}"
     return measured, (None if holds and not fits else holds)
 
 
@@ -282,7 +146,7 @@ def ratio_about(cells: pandas.DataFrame, metric: str, model: str, against: str, 
     ratios = cost.over(cells, metric, model, against)
     if ratios.empty:
         return None
-    return f"{_span(ratios)} over {_count(len(ratios), 'cell')}", bool((ratios - value).abs().max() <= tolerance)
+    return f"{span(ratios)} over {count_of(len(ratios), 'cell')}", bool((ratios - value).abs().max() <= tolerance)
 
 
 def ratio_by_latents(
@@ -306,7 +170,7 @@ def same_at_every_latents(cells: pandas.DataFrame, metric: str, percent: float) 
     if not several:
         return None
     largest = max(100 * (rows.max() / rows.min() - 1) for rows in several)
-    return f"at most {largest:.1f} % apart at {_count(len(several), 'number')} of tokens", bool(largest <= percent)
+    return f"at most {largest:.1f} % apart at {count_of(len(several), 'number')} of tokens", bool(largest <= percent)
 
 
 def beyond_device(cells: pandas.DataFrame, device_mb: float) -> Outcome:
@@ -334,14 +198,14 @@ def same_harness(cells: pandas.DataFrame, memory: dict[str, float], memory_perce
     texts = []
     for model, rows in cells.groupby("model", sort=False):
         found = {"memory": peaks[peaks.index.isin(rows.index)], "time": times[times.index.isin(rows.index)]}
-        parts = [f"{_span(values)} in {name}" for name, values in found.items() if len(values)]
+        parts = [f"{span(values)} in {name}" for name, values in found.items() if len(values)]
         texts += [f"{rows.iloc[0]['label']} {' and '.join(parts)}"] if parts else []
     if not texts:
         return None
     stated = cells["model"].map(memory)[peaks.index]
     holds = (100 * (peaks / stated - 1).abs() <= memory_percent).all() and (100 * (times - 1).abs() <= time_percent).all()
     complete = len(peaks) == len(times) == len(cells)
-    return f"{', '.join(texts)}, over {_count(len(cells), 'pair')}", (None if holds and not complete else bool(holds))
+    return f"{', '.join(texts)}, over {count_of(len(cells), 'pair')}", (None if holds and not complete else bool(holds))
 
 
 def _at_largest(ratios: pandas.Series) -> pandas.Series:
@@ -353,54 +217,3 @@ def _places(ratios: pandas.Series) -> str:
     """Where ratios at one N were taken: "N = 500,000, M = 64, 128"."""
     latents = ", ".join(f"{each:.0f}" for each in ratios.index.get_level_values("num_latents"))
     return f"N = {ratios.index[0][0]:,.0f}, M = {latents}"
-
-
-def _named(cells: pandas.DataFrame, model: str, against: str) -> str:
-    """ "FLARE++ over FLARE", by the labels of two models."""
-    labels = cells.drop_duplicates("model").set_index("model")["label"]
-    return f"{labels[model]} over {labels[against]}"
-
-
-def _span(values: pandas.Series) -> str:
-    return " to ".join(dict.fromkeys(f"{value:.2f}" for value in (values.min(), values.max())))
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or f'{one}s'}"
-
-
-def _by(cells: pandas.DataFrame, axis: str) -> pandas.DataFrame:
-    """Errors with `axis` as columns and the other axes as rows, in record order."""
-    rows = [key for key in [*PLACE, "model"] if key != axis]
-    return cells.pivot_table(index=rows, columns=axis, values="mean", sort=False)
-
-
-def _change(cells: pandas.DataFrame, model: str, against: str) -> pandas.Series:
-    """Relative change in % of `model` against another wherever both have a value."""
-    table = _by(cells, "model")
-    if not {model, against} <= set(table):
-        return pandas.Series(dtype=float)
-    return (100 * (table[model] / table[against] - 1)).dropna()
-
-
-def _precision_change(cells: pandas.DataFrame) -> pandas.Series:
-    """Relative change in % from FP32 to FP16 wherever both have a value."""
-    table = _by(cells, "precision")
-    if not {"fp32", "fp16"} <= set(table):
-        return pandas.Series(dtype=float)
-    return (100 * (table["fp16"] / table["fp32"] - 1)).dropna()
-
-
-def _signed(value: float, digits: int = 0) -> str:
-    """A change with its sign; what rounds to zero has none."""
-    rounded = round(value, digits)
-    return f"{rounded:+.{digits}f}" if rounded else "0"
-
-
-def _labels(cells: pandas.DataFrame, table) -> list[str]:
-    labels = cells.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
-    return [labels[dataset] for dataset in table.index.get_level_values("dataset")]
-
-
-def _names(cells: pandas.DataFrame, table) -> str:
-    return ", ".join(dict.fromkeys(_labels(cells, table)))
