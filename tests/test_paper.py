@@ -15,7 +15,7 @@ import yaml
 
 from flarepp import __main__, spec
 from flarepp.paper import cells as averaging
-from flarepp.paper.rules import accuracy
+from flarepp.paper.rules import accuracy as rules
 from flarepp.paper import deviations, fields, ledger, quoted, settings, style, typeset
 from flarepp.paper.figures import figure2, figure4, figure6, figure7, figure8, figure9
 from flarepp.paper.tables import table1, table3, table4, table5
@@ -1372,10 +1372,10 @@ def errors(**mean) -> pandas.DataFrame:
 def test_the_strongest_other_is_ahead_of_all_it_leads():
     cell = errors(set_transformer=2.0, transolver=1.0, transolver3=3.0, flarepp=0.5)
     ask = {"model": "set_transformer", "apart_from": ["flarepp"], "count": 1, "leads_on": "drivaerml"}
-    measured, holds = accuracy.strongest_other(cell, leads=["transolver", "transolver3"], **ask)
+    measured, holds = rules.strongest_other(cell, leads=["transolver", "transolver3"], **ask)
     assert not holds and measured.endswith("; not ahead on DrivAerML")
     best = cell.assign(mean=[0.9, 1.0, 3.0, 0.5])
-    measured, holds = accuracy.strongest_other(best, leads=["transolver", "transolver3"], **ask)
+    measured, holds = rules.strongest_other(best, leads=["transolver", "transolver3"], **ask)
     assert holds and measured.endswith("; ahead on DrivAerML")
 
 
@@ -1385,28 +1385,28 @@ def test_the_strongest_other_counts_where_it_ran_and_had_a_rival():
     alone = errors(set_transformer=1.0, flare=2.0).assign(dataset="darcy", dataset_label="Darcy")
     away = errors(transolver=1.0, gnot=2.0).assign(dataset="pipe", dataset_label="Pipe")
     equal = errors(set_transformer=1.0, gnot=1.0).assign(dataset="airfoil", dataset_label="Airfoil")
-    measured, holds = accuracy.strongest_other(pandas.concat([large, alone, away, equal]), **ask)
+    measured, holds = rules.strongest_other(pandas.concat([large, alone, away, equal]), **ask)
     assert holds and measured == "strongest on 1 of 2 (DrivAerML, Airfoil); ahead on DrivAerML"
-    assert accuracy.strongest_other(alone, **ask) is accuracy.strongest_other(away, **ask) is None
+    assert rules.strongest_other(alone, **ask) is rules.strongest_other(away, **ask) is None
     # a Transolver that is missing on the largest is not behind there
     elsewhere = errors(set_transformer=2.0, transolver3=1.0).assign(dataset="pipe", dataset_label="Pipe")
     ask["leads"] = ["transolver", "transolver3"]
-    measured, holds = accuracy.strongest_other(pandas.concat([large, elsewhere]), **ask)
+    measured, holds = rules.strongest_other(pandas.concat([large, elsewhere]), **ask)
     assert not holds and measured == "strongest on 1 of 2 (DrivAerML, Pipe)"
 
 
 def test_lowest_everywhere_says_against_how_many():
     one, two = errors(flarepp=1.0, flare=2.0), errors(flarepp=1.0, flare=0.5, lno=3.0)
-    measured, holds = accuracy.lowest_everywhere(pandas.concat([one, two.assign(dataset="b", dataset_label="B")]), "flarepp")
+    measured, holds = rules.lowest_everywhere(pandas.concat([one, two.assign(dataset="b", dataset_label="B")]), "flarepp")
     assert not holds and measured == "lowest on 1 of 2 (DrivAerML, B) against 1 to 2 other models"
-    assert accuracy.lowest_everywhere(one, "flarepp") == ("lowest on 1 of 1 (DrivAerML) against 1 other model", True)
+    assert rules.lowest_everywhere(one, "flarepp") == ("lowest on 1 of 1 (DrivAerML) against 1 other model", True)
 
 
 def test_better_where_stated_means_worse_elsewhere():
     ask = {"model": "flarepp", "against": "full", "datasets": ["darcy"]}
     better = errors(full=2.0, flarepp=1.0).assign(dataset="darcy", dataset_label="Darcy")
     for other, holds in ((1.1, True), (1.0, False), (0.9, False)):
-        assert accuracy.better_on(pandas.concat([better, errors(full=1.0, flarepp=other)]), **ask)[1] is holds
+        assert rules.better_on(pandas.concat([better, errors(full=1.0, flarepp=other)]), **ask)[1] is holds
 
 
 def test_ledger_judges_the_accuracy_claims_on_the_rows_there_are(tmp_path):
@@ -1493,9 +1493,9 @@ def test_table5_counts_the_points_of_ragged_samples(tmp_path):
 
 def test_no_change_has_no_sign():
     cell = errors(flare=1.0, flarepp=1.001)
-    small = accuracy.mean_reduction(pandas.concat([cell, cell.assign(dataset="b")]), "flarepp", "flare", 24, 5)[0]
+    small = rules.mean_reduction(pandas.concat([cell, cell.assign(dataset="b")]), "flarepp", "flare", 24, 5)[0]
     assert small.startswith("-0.1 % (0 to 0)")
-    measured = accuracy.better_on(errors(flare=1.0, flarepp=0.999), "flarepp", "flare", ["drivaerml"])[0]
+    measured = rules.better_on(errors(flare=1.0, flarepp=0.999), "flarepp", "flare", ["drivaerml"])[0]
     assert measured == "DrivAerML 0 %"
 
 
