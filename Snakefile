@@ -1,8 +1,8 @@
 # The whole reproduction as one DAG: datasets -> runs -> records -> tables, figures, ledger.
 #
 #   snakemake --cores all                       everything at the scale of config.yaml
-#   snakemake --cores all table1                one artefact: table1 to table5, operations, figure2, figure4 to figure9,
-#                                               figure5_cells, ledger
+#   snakemake --cores all table1                one artefact: table1 to table5, operations, figure3_cells, figure5_cells,
+#                                               figure2 to figure9, learning_curves, error_distribution, ledger, paper_pdf
 #   snakemake --cores all --config scale=paper  another scale; `--configfile mine.yaml` lays values over config.yaml
 #   snakemake --report report.html              figures, tables and ledger with their provenance, after a run
 
@@ -31,7 +31,7 @@ include: "workflow/rules/paper.smk"
 rule all:
     default_target: True
     input:
-        [getattr(rules, name).output for name in (*TABLES, *FIGURES, *OF_DATA, "ledger")],
+        [getattr(rules, name).output for name in (*TABLES, *FIGURES, *OF_DATA, "ledger", "paper_pdf")],
         f"{RESULTS}/records.csv",
         expand("{run}/{name}", run=PLAN.runs, name=RUN_FILES),
         expand("{run}/metrics.json", run=[*PLAN.predictors, *PLAN.scaling, *COST_CELLS]),

@@ -22,6 +22,7 @@ import time
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from tqdm import tqdm
 
 from flarepp.memory import keep_freed
@@ -32,15 +33,18 @@ MOST_TOKENS = 2**15
 MIXERS = {"flare": 1, "flarepp": 2}  # encoders
 
 
-# --- the plain form; p holds the parameters by name
+# --- the plain form; p holds stock layers, and the latents, by name
 
 
-def linear(p, name, x):
-    return F.linear(x, p[f"{name}.weight"], p[f"{name}.bias"])
-
-
-def norm(p, name, x):
-    return F.layer_norm(x, x.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"])
+def stock_layers(model: nn.Module) -> dict[str, nn.Module | nn.Parameter]:
+    """A Linear or LayerNorm of PyTorch for each of the model's, on the same parameters; latents and seeds as they are."""
+    layers = {}
+    for name, module in model.named_modules():
+        for kind, sizes in ((nn.Linear, ("in_features", "out_features")), (nn.LayerNorm, ("normalized_shape",))):
+            if isinstance(module, kind):
+                layers[name] = kind(*(getattr(module, size) for size in sizes))
+                layers[name].weight, layers[name].bias = module.weight, module.bias
+    return layers | {name: parameter for name, parameter in model.named_parameters() if name.rpartition(".")[0] not in layers}
 
 
 def gelu(x):
@@ -56,36 +60,36 @@ def heads(x):
 
 
 def projected(p, name, x):
-    return heads(x + linear(p, name, x))
+    return heads(x + p[name](x))
 
 
 def plain_mixer(p, name, x, dynamic):
     k, v = projected(p, f"{name}.key_proj", x), projected(p, f"{name}.value_proj", x)
     if dynamic:
-        routing = norm(p, f"{name}.routing_key_norm", projected(p, f"{name}.routing_key_proj", x))
-        seeds = norm(p, f"{name}.seed_norm", p[f"{name}.seeds"])[None]
+        routing = p[f"{name}.routing_key_norm"](projected(p, f"{name}.routing_key_proj", x))
+        seeds = p[f"{name}.seed_norm"](p[f"{name}.seeds"])[None]
         q = attention(seeds, routing, projected(p, f"{name}.routing_value_proj", x))
     else:
         q = p[f"{name}.latents"][None]
     y = attention(k, q, attention(q, k, v))
-    return linear(p, f"{name}.out_proj", y.transpose(1, 2).flatten(2))
+    return p[f"{name}.out_proj"](y.transpose(1, 2).flatten(2))
 
 
 def plain_mlp(p, name, x, into, out_of):
-    h = gelu(linear(p, f"{name}.input", x))
+    h = gelu(p[f"{name}.input"](x))
     h = h + x if into else h
     for layer in range(2):
-        h = h + gelu(linear(p, f"{name}.hidden.{layer}", h))
-    y = linear(p, f"{name}.output", h)
+        h = h + gelu(p[f"{name}.hidden.{layer}"](h))
+    y = p[f"{name}.output"](h)
     return y + h if out_of else y
 
 
 def plain_model(p, features, blocks, dynamic):
     x = plain_mlp(p, "in_proj", features, False, True)
     for block in (f"blocks.{index}" for index in range(blocks)):
-        x = x + plain_mixer(p, f"{block}.mixer", norm(p, f"{block}.norm1", x), dynamic)
-        x = x + linear(p, f"{block}.ffn.output", gelu(linear(p, f"{block}.ffn.input", norm(p, f"{block}.norm2", x))))
-    return plain_mlp(p, "out_proj", norm(p, "out_norm", x), True, False)
+        x = x + plain_mixer(p, f"{block}.mixer", p[f"{block}.norm1"](x), dynamic)
+        x = x + p[f"{block}.ffn.output"](gelu(p[f"{block}.ffn.input"](p[f"{block}.norm2"](x))))
+    return plain_mlp(p, "out_proj", p["out_norm"](x), True, False)
 
 
 # --- steps
@@ -98,14 +102,14 @@ class Sides:
         torch.manual_seed(0)
         self.model = build_model("backbone", in_dim=3, out_dim=1, mixer=name, channel_dim=CHANNELS, num_heads=HEADS,
                                  num_blocks=blocks, ffn_ratio=RATIO, norm="layernorm", num_latents=latents)
-        self.parameters, self.blocks, self.dynamic = dict(self.model.named_parameters()), blocks, name == "flarepp"
+        self.layers, self.blocks, self.dynamic = stock_layers(self.model), blocks, name == "flarepp"
         self.features, self.target = torch.randn(1, tokens, 3), torch.randn(1, tokens, 1)
 
     def ours(self):
         return self.model(self.features)
 
     def plain(self):
-        return plain_model(self.parameters, self.features, self.blocks, self.dynamic)
+        return plain_model(self.layers, self.features, self.blocks, self.dynamic)
 
     def step(self, forward) -> float:
         self.model.zero_grad(set_to_none=True)
@@ -124,7 +128,7 @@ class Sides:
         grads = []
         for forward in (self.ours, self.plain):
             self.step(forward)
-            grads.append([parameter.grad for parameter in self.parameters.values()])
+            grads.append([parameter.grad for parameter in self.model.parameters()])
         largest = max(grad.abs().max() for grad in grads[1])
         assert all((a - b).abs().max() < 1e-4 * largest for a, b in zip(*grads)), "the plain form computes something else"
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from flarepp import __main__, record, spec
-from flarepp.paper import cost, deviations, ledger, quoted, scaling, style
+from flarepp.paper import consistency, cost, deviations, ledger, quoted, scaling, style, typeset
 from flarepp.paper.rules import steps
 from flarepp.paper.figures import figure5
 from flarepp.paper.tables import figure5_cells, operations
@@ -83,10 +83,10 @@ def leave(size, model, tokens, latents, *, status="ok", message="", changes=None
     origin = {"dataset": {"source": "random", "fingerprint": "x"}, "device": DEVICES[kind], "device_type": kind,
               "attention": ["cpu_flash"], "operations": FORMULAS[model]} | (provenance or {})  # fmt: skip
     result = {"status": status, "message": message, "metrics": found, "spec": each, "provenance": origin}
-    record.write_json(result, folder / "metrics.json")
+    record.write_record(result, folder)
     record.write_json(each, folder / "spec.json")
-    return {"run": str(folder), "dataset": "", "dataset_label": "", "model": model, "label": LABELS[model],
-            "role": "reference" if model == "full" else "ranked", "num_blocks": each["model"]["num_blocks"],
+    return {"run": str(folder), "spec": record.digest(each), "dataset": "", "dataset_label": "", "model": model,
+            "label": LABELS[model], "role": "reference" if model == "full" else "ranked", "num_blocks": each["model"]["num_blocks"],
             "num_latents": latents, "num_tokens": tokens, "num_ranks": None, "precision": precision, "seed": 0,
             "absent": None}  # fmt: skip
 
@@ -137,13 +137,11 @@ def on_one_rank(size=LARGE, *, memory=None, **changes) -> list[dict]:
                     "device": DEVICES[size["device_type"]],
                     "device_type": size["device_type"],
                 }
-                record.write_json(
-                    {"status": "ok", "metrics": metrics, "spec": each, "provenance": origin}, folder / "metrics.json"
-                )
+                record.write_record({"status": "ok", "metrics": metrics, "spec": each, "provenance": origin}, folder)
                 record.write_json(each, folder / "spec.json")
-                entries.append({"run": str(folder), "dataset": "", "dataset_label": "", "model": model,
-                                "label": LABELS[model], "role": "ranked", "num_blocks": each["model"]["num_blocks"], "num_latents": latents,
-                                "num_tokens": tokens, "num_ranks": 1, "precision": settings["precision"], "seed": 0})  # fmt: skip
+                entries.append({"run": str(folder), "spec": record.digest(each), "dataset": "", "dataset_label": "",
+                                "model": model, "label": LABELS[model], "role": "ranked",
+                                "num_blocks": each["model"]["num_blocks"], "num_latents": latents, "num_tokens": tokens, "num_ranks": 1, "precision": settings["precision"], "seed": 0})  # fmt: skip
     return entries
 
 
@@ -350,10 +348,35 @@ def test_operations_take_the_largest_cell_that_was_counted():
     assert without["FLARE++", "64"] == ["65,536", "5 C² + 6 M C", "131,072", "", "5 C² + 3 M C", "106,496", "1.62"]
 
 
+def captured(monkeypatch, module, frame: pandas.DataFrame) -> list[list]:
+    """The rows of cells that a module shows in Markdown."""
+    tables = []
+    monkeypatch.setattr(typeset, "markdown", lambda table: tables.append(table) or "")
+    monkeypatch.setattr(figure5_cells, "markdown", typeset.markdown)
+    module.build(frame, Path("out"), scale="quick")
+    return [row for block in tables[0].blocks for row in block.rows]
+
+
+def test_every_measured_number_names_its_runs(monkeypatch):
+    frame = records(flare_1024_64={"peak_memory_mb": 0.0}, transolver3_65536_64=GONE)
+    own, flare = ("results/quick/runs/figure5/{}/N65536".format(line) for line in ("flarepp/M64-fp32", "flare/M64-fp32"))
+    rows = {row[0].text + row[1].text: row for row in captured(monkeypatch, operations, frame)}
+    counted = rows["FLARE++64"]
+    assert [cell.runs for cell in counted] == [(), (), (), (), (own,), (own, flare), (), (), ()]
+    rows = captured(monkeypatch, figure5_cells, frame)
+    (pair,) = [row for row in rows if row[1].runs == (own,)]
+    assert [cell.runs for cell in pair] == [(), (own,), (own, flare), (own,), (own,), (own,), (own, flare), (own,)]
+    (gone,) = [row for row in rows if row[1].text == "--"]
+    assert gone[1].runs[0].endswith("transolver3/M64-fp32/N65536") and not any(cell.runs for cell in gone[2:])
+    empty = [cell for row in rows for cell in row if cell.text == ""]
+    assert empty and not any(cell.runs for cell in empty)
+
+
 def test_the_three_files_of_the_operations():
     built(operations, records(LARGE), "paper")
     tidy = pandas.read_csv("out/operations.csv").set_index(["model", "num_latents"])
     assert tidy.loc[("flarepp", 256), "over_flare"] == pytest.approx(17 / 11)
+    assert tidy.loc[("flarepp", 256), "runs"].endswith("figure5/flarepp/M256-fp16/N1000000")
     assert tidy.loc[("flarepp", 256), "paper_over_flare"] == pytest.approx(11 / 7) and len(tidy) == 16
     text = Path("out/operations.tex").read_text()
     assert (
@@ -377,7 +400,7 @@ def test_every_cell_is_a_row_below_its_line():
     place = next(place for title, place in titles.items() if title.startswith("*FLARE, M = 64"))
     assert rows[place][0] == "*FLARE, M = 64: peak ≈ 7 MiB + 32.9 KiB × N, off by at most 1.5 %*"
     assert rows[place + 1] == ["1,024", "1.02 (0.92–1.23)", "1.00", "30", "3.07", "52.8", "1.00", "+0.6"]
-    assert rows[place + 3] == ["16,384", "1,234 (999–2,000)", "1.00", "30", "49.2", "500", "1.00", "-1.5"]
+    assert rows[place + 3] == ["16,384", "1,234 (999–2,000)", "1.00", "30", "49.2", "500", "1.00", "−1.5"]
     place = next(place for title, place in titles.items() if title.startswith("*FLARE++, M = 64"))
     assert rows[place + 3][2] == "0.02" and rows[place + 3][6] == "1.28" and rows[place + 4][2] == "1.45"
     full = next(place for title, place in titles.items() if title.startswith("*Full"))
@@ -386,7 +409,7 @@ def test_every_cell_is_a_row_below_its_line():
     for words in ("Batch 1, blocks 1, C = 128, H = 8, FFN ratio 4, FP32, CPU threads: 2.", "on Some CPU", "over 30 steps",
                   "the peak resident set above the idle process", "**[scale quick"):  # fmt: skip
         assert words in text
-    assert "nan" not in text and "-0.0" not in text
+    assert "nan" not in text and "−0.0" not in text
 
 
 def test_cells_without_a_number_say_why():
@@ -464,7 +487,7 @@ def test_mixers_and_latents_are_told_apart_without_colour(drawing):
     assert len({line.get_marker() for line in lines}) == 6
     looks = [(line.get_marker(), line.get_linestyle(), line.get_markersize()) for line in lines]
     assert len(set(looks)) == len(looks) == 16
-    assert len({look.colour for look in style.LOOKS.values()}) == len({look.marker for look in style.LOOKS.values()}) == 8
+    assert len({look.colour for look in style.LOOKS.values()}) == len({look.marker for look in style.LOOKS.values()}) == 12
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert set(labels) - {" "} == {*LABELS.values(), "M = 64", "M = 128", "M = 256"}
 
@@ -936,6 +959,6 @@ def test_settings_of_both_harnesses_hold_the_verdict_back():
 
 
 def test_the_papers_formulas_give_the_ratio_it_states():
-    rows = {row[0]: row[1:] for row in ledger.consistency(ledger.read_claims())}
+    rows = {row[0]: row[1:] for row in consistency.rows(ledger.read_claims())}
     assert rows["ops.printed"][1:] == ["6 of 6 counts as the formula says, FLARE++ over FLARE 1.57 to 1.62", "yes"]
     assert quoted.operations("flare", 128, 64) == ("3 C² + 2 M C", 65536) and quoted.operations("full", 128, 64) is None

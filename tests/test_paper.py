@@ -16,10 +16,10 @@ import yaml
 from flarepp import __main__, spec
 from flarepp.paper import cells as averaging
 from flarepp.paper.rules import accuracy as rules
-from flarepp.paper import deviations, fields, ledger, quoted, settings, style, typeset
+from flarepp.paper import consistency, deviations, fields, ledger, quoted, settings, style, typeset
 from flarepp.paper.figures import figure2, figure4, figure6, figure7, figure8, figure9
 from flarepp.paper.tables import table1, table3, table4, table5
-from flarepp.record import COLUMNS, read_case, read_json, read_predictions, write_json, write_predictions
+from flarepp.record import COLUMNS, read_case, read_json, read_predictions, read_run, write_json, write_predictions, write_record
 
 LABELS = {
     "full": ("Full self-attention", "reference"),
@@ -81,7 +81,7 @@ def entry(
     if run is None and not status.startswith("not"):
         names = {"name": model} if model in COMPLETE else {"name": "backbone", "mixer": model}
         spec = {"dataset": {"name": dataset}, "model": names | options, "training": {"seed": seed}}
-        write_json({"status": status, "metrics": {}, "spec": spec}, Path(base["run"]) / "metrics.json")
+        write_record({"status": status, "metrics": {}, "spec": spec}, Path(base["run"]))
     if status != "ok":
         return [
             base | {"metric": "status", "value": None, "run": "" if status.startswith("not") else base["run"]}
@@ -198,7 +198,7 @@ def at_paper_scale(records: pandas.DataFrame, root: Path, **changes) -> pandas.D
         for key, value in changes.items():
             section, name = key.split("__")
             spec[section][name] = value
-        write_json({"status": "ok", "metrics": {}, "spec": spec}, Path(row.run) / "metrics.json")
+        write_record({"status": "ok", "metrics": {}, "spec": spec}, Path(row.run))
     return records
 
 
@@ -267,7 +267,7 @@ def predicted(root: Path, dataset: str, points: numpy.ndarray, grid) -> list:
             errors={"last": errors},
             attributes={"dataset": dataset, "data_source": "generated"} | ({"grid": grid} if grid else {}),
         )
-        write_json({"status": "ok", "metrics": {}, "spec": run_spec(dataset, model)}, run / "metrics.json")
+        write_record({"status": "ok", "metrics": {}, "spec": run_spec(dataset, model)}, run)
         entries.append(entry(dataset, model, float(errors.mean()), run=str(run)))
     return entries
 
@@ -382,6 +382,141 @@ def test_table1_names_every_empty_cell_and_the_seeds(tmp_path):
     assert "**" not in rows["FLARE++"] and "nan" not in text.lower()
 
 
+def built(monkeypatch, module, records, **options) -> typeset.Table:
+    """The table that a module writes; the files go to the folder `out`."""
+    tables, write = [], typeset.write
+    monkeypatch.setattr(module, "write", lambda table, *rest: (tables.append(table), write(table, *rest)))
+    module.build(records, Path("out"), **options)
+    return tables[0]
+
+
+def named(table: typeset.Table, label: str) -> dict[tuple[str, str], typeset.Cell]:
+    """The cells of a row by the group and the heading of their columns."""
+    (row,) = [row for block in table.blocks for row in block.rows if row[0].text == label]
+    return {column[:2]: cell for column, cell in zip(table.columns, row)}
+
+
+OURS, THEIRS, GAP = "this project, scale quick", "paper, published data", "difference to the paper (%)"
+
+
+@pytest.mark.parametrize("compared", ["last", "ema"])
+@pytest.mark.parametrize(
+    "beside, groups", [("both", [OURS, THEIRS]), ("ours", [OURS]), ("paper", [THEIRS]), ("difference", [OURS, GAP])]
+)
+def test_the_switch_says_whose_numbers_table1_shows(monkeypatch, beside, groups, compared):
+    records = accuracy("darcy", "pipe")
+    table = built(monkeypatch, table1, records, shown="last", compared=compared, scale="quick", beside=beside)
+    extra = ["averaged weights"] if compared == "ema" and beside in ("both", "difference") else []
+    assert list(dict.fromkeys(group for group, _, _ in table.columns if group)) == [*groups[:1], *extra, *groups[1:]]
+    row, full, worth = named(table, "FLARE++"), named(table, "Full self-attention"), 2 if compared == "ema" else 1
+    assert beside == "paper" or (row[OURS, "Darcy"].text, row[OURS, "Darcy"].bold) == ("0.590", True)
+    assert not extra or row["averaged weights", "Darcy"].text == "1.18"
+    assert THEIRS not in groups or (row[THEIRS, "Darcy"].text, row[THEIRS, "Darcy"].runs) == ("0.59", ())
+    assert GAP not in groups or row[GAP, "Darcy"].text == {1: "+0.0", 2: "+100.0"}[worth]
+    assert len(groups) == 1 and beside == "ours" or full[groups[-1], "Pipe"].text == "--"
+    assert ("not affordable (paper)" in dict(table.notes).values()) == (beside != "ours")
+    stamp = "the paper's own numbers, none of this project"
+    assert table.stamp == (stamp if beside == "paper" else "scale quick, generated data: not the paper's numbers")
+    assert ("Scale: quick" in table.caption) == (beside != "paper")
+    assert ("paper" in table.caption) == (beside != "ours") and ("averaged (EMA)" in table.caption) == bool(extra)
+    tidy = pandas.read_csv("out/table1.csv").set_index(["model", "dataset"])  # whatever is shown
+    assert tidy.loc[("flarepp", "darcy"), "paper_error_percent_published_data"] == "0.59"
+    assert tidy.loc[("flarepp", "darcy"), "difference_percent"] == pytest.approx(100 * (worth - 1))
+
+
+def test_the_papers_numbers_alone_are_ranked_as_it_ranks_them(monkeypatch):
+    unranked = frame(entry("darcy", "flarepp_shared", 0.1), entry("darcy", "constant", 0.5))
+    records = pandas.concat([accuracy("darcy", "pipe"), unranked])
+    both = built(monkeypatch, table1, records, shown="last", compared="last", scale="quick")
+    assert not any(cell.bold or cell.underline for name in ("FLARE++", "LNO")
+                   for (group, _), cell in named(both, name).items() if group == THEIRS)  # fmt: skip
+    table = built(monkeypatch, table1, records, shown="last", compared="last", scale="quick", beside="paper")
+    rows = {row[0].text: row[1:] for block in table.blocks for row in block.rows}
+    assert list(rows) == ["Full self-attention", "PerceiverIO", "Set Transformer", "GNOT", "LNO", "Transolver", "Transolver++",
+                          "Transolver-3", "FLARE", "FLARE++"] and not any(block.title for block in table.blocks)  # fmt: skip
+    bold, underlined = ({name: place for name, cells in rows.items() for place in (0, 1) if getattr(cells[place], emphasis)}
+                        for emphasis in ("bold", "underline"))  # fmt: skip
+    assert [cell.bold for cell in rows["FLARE++"]] == [True, True] and list(bold) == ["FLARE++"]
+    assert underlined == {"LNO": 0, "FLARE": 0, "Transolver": 1}  # LNO and FLARE are equal on Darcy
+
+
+def test_differences_at_paper_scale_are_of_the_compared_error(monkeypatch, tmp_path):
+    records = at_paper_scale(accuracy("darcy", "pipe"), tmp_path / "runs")
+    records.loc[(records["model"] == "lno") & (records["metric"] == "ema"), "value"] *= 1000
+    records = records[records["model"] != "gnot"]
+    failed = frame(entry("darcy", "gnot", None, status="oom", depth=8)).assign(scale="paper", data_source="published")
+    records = pandas.concat([records, failed])
+    table = built(monkeypatch, table1, records, shown="last", compared="ema", scale="paper", beside="difference")
+    assert table.columns[2][0] == "this project" and "scale" not in table.columns[2][0]
+    assert [named(table, name)[GAP, "Darcy"].text for name in ("FLARE", "LNO", "GNOT")] == ["+100.0", "+2.00e+5", "--"]
+    assert named(table, "GNOT")[GAP, "Pipe"].text == "--"  # the paper has a number, this project no run
+    assert [averaging.signed(value) for value in (-40.56, -0.04, 5.25, 999.94, -1234.0)] == [
+        "−40.6", "+0.0", "+5.2", "+999.9", "−1.23e+3",
+    ]  # fmt: skip
+
+
+def test_a_switch_that_does_not_exist_is_refused():
+    records = frame(entry("darcy", "flare", 0.1))
+    with pytest.raises(ValueError, match="beside = 'theirs' is unknown; allowed: both, ours, paper, difference"):
+        table1.build(records, Path("out"), shown="last", compared="last", scale="quick", beside="theirs")
+    assert not Path("out").exists()
+    config = yaml.safe_load((Path(__file__).parents[1] / "config.yaml").read_text())
+    assert spec.expand(config).beside == "both" and spec.expand(config | {"beside": "ours"}).beside == "ours"
+    with pytest.raises(ValueError, match="beside"):
+        spec.expand(config | {"beside": "theirs"})
+
+
+def test_seeds_are_averaged_in_every_column(monkeypatch):
+    records = near_field(seeds=3)
+    for seed in (0, 1, 2):  # 0.9, 1.0 and 1.1 times the same error
+        records.loc[(records["seed"] == seed) & (records["metric"] != "parameter_count"), "value"] *= 0.9 + 0.1 * seed
+    table = built(monkeypatch, table1, records, shown="last", compared="ema", scale="quick", beside="both")
+    row = named(table, "FLARE++")
+    assert row[OURS, "Airfoil"].text == "0.520 ± 0.052" and row["averaged weights", "Airfoil"].text == "1.04 ± 0.10"
+    assert row[OURS, "Airfoil (near field)"].text == "1.56 ± 0.16" and "n = 3 seeds, mean ± standard" in table.caption
+    assert len(row[OURS, "Airfoil"].runs) == 3 and row[THEIRS, "Airfoil"].text == "0.52"
+    tidy = pandas.read_csv("out/table1.csv").set_index(["model", "dataset"]).loc[("flarepp", "airfoil")]
+    assert tidy[["std_percent", "compared_std_percent"]].tolist() == pytest.approx([0.052, 0.104])
+    assert len(tidy["runs"].split(";")) == 3
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_an_error_beyond_all_numbers_is_shown_but_not_ranked(monkeypatch):
+    """100 times the mean of such errors is infinite."""
+    records = frame(entry("darcy", "flare", 1e307), entry("darcy", "flarepp", 0.5), entry("darcy", "flare", 1e308, seed=1))
+    table = built(monkeypatch, table1, records, shown="last", compared="ema", scale="quick", beside="difference")
+    cell = named(table, "FLARE")[OURS, "Darcy"]
+    assert cell.text == "inf" and not cell.bold and named(table, "FLARE++")[OURS, "Darcy"].bold
+    assert "above 1000 %, counted as failed, not ranked" in dict(table.notes)[cell.marks[0]]
+    assert named(table, "FLARE")[GAP, "Darcy"].text == "+inf" and "nan" not in Path("out/table1.tex").read_text()
+
+
+@pytest.mark.parametrize("beside", ["both", "ours", "paper", "difference"])
+def test_every_measured_number_of_table1_names_its_runs(monkeypatch, beside):
+    records = pandas.concat([near_field(), frame(entry("pipe", "flarepp_shared", None, status="diverged"))])
+    table = built(monkeypatch, table1, records, shown="ema", compared="last", scale="quick", beside=beside)
+    numbers = [(*column, cell) for block in table.blocks for row in block.rows for column, cell in zip(table.columns, row)
+               if column[0] and cell.text not in ("", "--")]  # fmt: skip
+    assert all(bool(cell.runs) == (group != THEIRS) for group, _, _, cell in numbers)
+    for _, heading, _, cell in numbers:
+        dataset = "" if heading == "parameters" else heading.split(" (")[0].lower().split("-")[0]
+        assert all(dataset in run for run in cell.runs)
+    assert any(cell.runs for *_, cell in numbers) == (beside != "paper") and len(numbers) > 40
+    assert beside == "paper" or named(table, "FLARE++_shared")[OURS, "Pipe"].runs  # of a run that failed, why
+    tidy = pandas.read_csv("out/table1.csv")
+    assert set(records.loc[records["run"] != "", "run"]) == set(";".join(tidy["runs"].dropna()).split(";"))
+
+
+def test_settings_name_the_runs_that_they_were_read_from(monkeypatch, project):
+    for module in (table4, table5):
+        table = built(monkeypatch, module, project[1], shown="last", compared="last", scale="quick")
+        runs = [cell.runs for block in table.blocks for row in block.rows for cell in row if cell.runs]
+        known = {run for run in project[1]["run"] if "constant" not in run}
+        assert {run for each in runs for run in each} == known
+        tidy = pandas.read_csv(f"out/{module.__name__.split('.')[-1]}.csv", keep_default_na=False)
+        assert set(";".join(tidy["runs"]).split(";")) == known
+
+
 def test_table1_keeps_the_papers_columns_in_the_order_of_ours(tmp_path):
     records = frame(entry("elasticity", "flare", 0.01), entry("darcy", "flare", 0.02))
     table1.build(records, tmp_path, shown="last", compared="last", scale="quick")
@@ -481,7 +616,7 @@ def test_what_a_sweep_varies_is_no_deviation(tmp_path):
     one = next(run for run in found if "fp16" in run)
     spec = read_json(Path(one) / "metrics.json")["spec"]
     spec["model"]["norm"] = "layernorm"
-    write_json({"status": "ok", "metrics": {}, "spec": spec}, Path(one) / "metrics.json")
+    write_record({"status": "ok", "metrics": {}, "spec": spec}, Path(one))
     assert deviations.find(records, "figure4", "paper")[one] == ["normalisation layernorm (rmsnorm)"]
 
 
@@ -491,7 +626,7 @@ def test_our_scale_paper_has_the_papers_settings(tmp_path, suite, differing):
     plan = spec.expand(config | {"scale": "paper"})
     rows = [each | {"suite": suite, "run": str(tmp_path / each["run"])} for each in plan.suites[suite] if each["run"]]
     for path in {each["run"] for each in plan.suites[suite] if each["role"] != "trivial" and each["run"]}:
-        write_json({"status": "ok", "metrics": {}, "spec": plan.runs[path].spec}, tmp_path / path / "metrics.json")
+        write_record({"status": "ok", "metrics": {}, "spec": plan.runs[path].spec}, tmp_path / path)
     found = deviations.find(pandas.DataFrame(rows, columns=list(COLUMNS)), suite, "paper")
     assert len(found) >= 10 and deviations.words(found.values()) == differing
     assert all("/gnot/" in run for run, texts in found.items() if texts)
@@ -549,10 +684,10 @@ def accuracy(*datasets) -> pandas.DataFrame:
 
 
 def blocks(out: Path, name: str) -> dict[str, dict[str, str]]:
-    """The rows of a table in the CSV by its column "model" and their setting, all further cells but the footnotes joined."""
+    """The rows of a table in the CSV by its column "model" and their setting; what ran and what is published joined."""
     found: dict[str, dict[str, str]] = {}
     for _, row in pandas.read_csv(out / f"{name}.csv", dtype=str, keep_default_na=False).iterrows():
-        cells = row.drop(["model", "setting", "footnotes"]).drop("key", errors="ignore")
+        cells = row.drop(["model", "setting", "footnotes", "runs"]).drop("key", errors="ignore")
         found.setdefault(row["model"], {})[row["setting"]] = " | ".join(cells)
     return found
 
@@ -623,7 +758,7 @@ def test_tables_4_and_5_keep_the_complete_architectures_apart(tmp_path):
     spec = next(run for run in records["run"] if "darcy/gnot" in run)
     result = read_json(Path(spec) / "metrics.json")
     result["spec"]["model"]["as_published"] = False
-    write_json(result, Path(spec) / "metrics.json")
+    write_record(result, Path(spec))
     for table in (table4, table5):
         table.build(records, tmp_path, shown="last", compared="last", scale="paper")
     shared, own = blocks(tmp_path, "table4"), blocks(tmp_path, "table5")
@@ -660,7 +795,7 @@ def test_on_how_many_processes_a_model_ran_sets_it_not_apart(tmp_path):
     for folder in [run for run in records["run"] if "/gnot/" in run]:
         result = read_json(Path(folder) / "metrics.json")
         result["spec"]["training"]["data_parallel"] = 2
-        write_json(result, Path(folder) / "metrics.json")
+        write_record(result, Path(folder))
     table4.build(records, tmp_path, shown="last", compared="last", scale="paper")
     shared, setting = blocks(tmp_path, "table4"), "processes that share the samples of a batch"
     assert shared["matched backbone"][setting] == "1 | " and setting not in shared["GNOT"]
@@ -698,7 +833,7 @@ def test_a_deliberate_difference_is_called_one(tmp_path):
     for name, table in (("table4", table4), ("table5", table5)):
         table.build(records, tmp_path, shown="last", compared="last", scale="paper")
     tidy = pandas.read_csv(tmp_path / "table4.csv", keep_default_na=False).set_index("key")
-    assert tidy.loc["model.as_published", ["runs", "paper"]].tolist() == ["no", "yes (FLARE study)"]
+    assert tidy.loc["model.as_published", ["ours", "paper"]].tolist() == ["no", "yes (FLARE study)"]
     assert "on purpose" in tidy.loc["model.as_published", "footnotes"]
     table1.build(records, tmp_path, shown="last", compared="last", scale="paper")
     assert "GNOT: as published no (yes, on purpose)" in (tmp_path / "table1.md").read_text()
@@ -776,7 +911,7 @@ def near_field(seeds=1, **source) -> pandas.DataFrame:
     records["dataset_label"] = records["dataset_label"].replace("Drivaerml", "DrivAerML-40K")
     records["run"] = records["run"].where(records["seed"] == 0, records["run"] + "-" + records["seed"].astype(str))
     for run in set(records["run"]) - {""}:
-        write_json({"status": "ok", "metrics": {}, "spec": run_spec("airfoil", "flare")}, Path(run) / "metrics.json")
+        write_record({"status": "ok", "metrics": {}, "spec": run_spec("airfoil", "flare")}, Path(run))
     best = records[records["metric"] == "last"].assign(metric="best_test")
     last = best[(best["dataset"] == "airfoil") & (best["model"] != "lno")]
     near = last.assign(metric="last_near_field", value=3 * last["value"])
@@ -838,7 +973,7 @@ def test_a_stand_in_is_called_one_wherever_data_are_named(tmp_path):
     assert "DrivAerML-40K (stand-in)" in rows.loc["t1.vs_flare", "measured"]
 
 
-@pytest.mark.parametrize("seeds, compared, parts", [(1, "last", 1), (1, "ema", 2), (3, "last", 2), (3, "best_test", 2)])
+@pytest.mark.parametrize("seeds, compared, parts", [(1, "last", 1), (1, "ema", 2), (3, "last", 2), (3, "best_test", 3)])
 def test_a_wide_table_keeps_readable_letters(tmp_path, seeds, compared, parts):
     table1.build(near_field(seeds=seeds), tmp_path, shown="last", compared=compared, scale="quick")
     text = (tmp_path / "table1.tex").read_text()
@@ -1157,6 +1292,7 @@ def test_table3_shows_the_data_that_were_used_and_the_papers(tmp_path):
     tidy = pandas.read_csv(tmp_path / "table3.csv", dtype=str, keep_default_na=False).set_index("benchmark")
     assert tidy.loc["Darcy", ["grid", "points", "paper_points"]].tolist() == ["29 × 29", "841", "7225"]
     assert tidy.loc["DrivAerML-40K", ["source", "note"]].tolist() == ["stand-in", STAND_IN]
+    assert tidy.loc["Darcy", "card"] == "results/quick/data/darcy.json" and tidy.loc["Plasticity", "card"] == ""
     assert tidy.loc["Plasticity", ["points", "note", "paper_points"]].tolist() == ["", "no experiment in the paper", "3131"]
     assert r"\scriptsize" in (tmp_path / "table3.tex").read_text()
 
@@ -1310,7 +1446,7 @@ def verdicts(records, tmp_path, scale="quick"):
 
 def test_ledger_lists_every_claim_and_judges_none_on_generated_data(tmp_path):
     rows = verdicts(sweep(), tmp_path)
-    assert len(rows) == 38
+    assert len(rows) == 43
     assert rows.loc["prec.order.darcy", "verdict"] == "not comparable (scale quick, generated data)"
     assert rows.loc["prec.order.darcy", "measured"].startswith("lower in 4 of 4 cells, change -33 to -33 %")
     assert rows.loc["prec.full.darcy.b2", "measured"] == "+20 %"
@@ -1487,6 +1623,7 @@ def test_table5_counts_the_points_of_ragged_samples(tmp_path):
     for run, sizes in zip(records["run"].unique(), ([5, 3], None)):
         attributes = {"dataset": "x", "data_source": "generated"}
         write_predictions(Path(run), **arrays, errors={"last": numpy.zeros(2)}, attributes=attributes, sizes=sizes)
+        write_record(read_run(run)[1], run)
     table5.build(records, tmp_path, shown="last", compared="last", scale="quick")
     assert tabular(tmp_path, "table5")["tokens"] == "3 to 5 | 5 | 972 | 7225"
 
@@ -1500,12 +1637,9 @@ def test_no_change_has_no_sign():
 
 
 def test_paper_agrees_with_itself_where_it_does():
-    agrees = {row[0]: row[3] for row in ledger.consistency(ledger.read_claims())}
-    assert [name for name, word in agrees.items() if word == "no"] == ["t1.workspace", "cp.unity"] and len(agrees) == 11
-    mean = {row[0]: row[2] for row in ledger.consistency(ledger.read_claims())}
-    assert mean["t1.vs_flare"].startswith("24.3 % (9 to 41)") and mean["t1.vs_t3"].startswith(
-        "31.3 % (18 to 44)"
-    )
+    rows = {row[0]: row for row in consistency.rows(ledger.read_claims())}
+    assert [name for name, row in rows.items() if row[3] == "no" and name.startswith(("t1.", "cp."))] == ["t1.workspace", "cp.unity"]
+    assert rows["t1.vs_flare"][2].startswith("24.3 % (9 to 41)") and rows["t1.vs_t3"][2].startswith("31.3 % (18 to 44)")
 
 
 def test_ledger_errors_name_the_claim(tmp_path):

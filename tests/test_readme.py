@@ -82,9 +82,18 @@ def test_the_example_dataset_is_made_and_every_model_runs_on_it(copy, config):
     assert read_json(copy / "run" / "metrics.json")["status"] == "ok"
 
 
+def test_the_readme_names_every_target():
+    folders = (PROJECT / "src/flarepp/paper" / kind for kind in ("tables", "figures"))
+    artefacts = {path.stem for folder in folders for path in folder.glob("*.py")} - {"__init__"}
+    named = re.search(r"one artefact: ([a-z0-9_, ]+)", README).group(1).strip().split(", ")
+    assert sorted(named) == sorted({*artefacts, "ledger", "paper_pdf"})
+    for name in artefacts - {"figure7", "figure8"}:  # "figure6.pdf to figure9.pdf"
+        assert f"{name}." in README, name
+
+
 def test_every_named_target_and_file_exists():
     snakefiles = "".join(path.read_text() for path in (PROJECT / "workflow/rules").glob("*.smk"))
-    for target in re.search(r"one artefact: ([a-z0-9, ]+)", README).group(1).split(", "):
+    for target in re.search(r"one artefact: ([a-z0-9_, ]+)", README).group(1).strip().split(", "):
         assert f'"{target}"' in snakefiles or f"rule {target}:" in snakefiles, target
     for name in set(re.findall(r"`((?:src|tests|workflow)/[\w/.]+)`", README)) - {"src/flarepp/mixers/luna.py", "src/flarepp/data/rods.py"}:
         assert (PROJECT / name).exists(), name

@@ -11,16 +11,19 @@ from flarepp import predictors, record
 from flarepp.data import store
 
 
+SPEC = {"scale": "quick", "dataset": {"name": "darcy"}, "model": {"name": "any"}}
+
+
 def leave_run(folder, status="ok", source="generated", **metrics):
-    record.write_json({"status": status, "message": "", "metrics": metrics, "spec": {},
-                       "provenance": {"dataset": {"source": source}}}, folder / "metrics.json")
-    record.write_json({}, folder / "spec.json")
+    record.write_record({"status": status, "message": "", "metrics": metrics, "spec": SPEC,
+                         "provenance": {"dataset": {"source": source}}}, folder)
+    record.write_json(SPEC, folder / "spec.json")
     return str(folder)
 
 
 def entry(run, **changes):
-    return {"run": run, "dataset": "darcy", "dataset_label": "Darcy", "model": "flare", "label": "FLARE", "role": "ranked",
-            "num_blocks": 2, "num_latents": 16, "precision": "fp32", "seed": 0, "absent": None} | changes
+    return {"run": run, "spec": record.digest(SPEC), "dataset": "darcy", "dataset_label": "Darcy",
+            "model": "flare", "label": "FLARE", "role": "ranked", "num_blocks": 2, "num_latents": 16, "precision": "fp32", "seed": 0, "absent": None} | changes
 
 
 def test_records_keep_status_source_and_every_metric(tmp_path):
@@ -41,7 +44,7 @@ def test_records_keep_status_source_and_every_metric(tmp_path):
 
 def test_a_record_of_another_spec_is_refused(tmp_path):
     run = leave_run(tmp_path / "a", last=0.5)
-    record.write_json({"scale": "quick"}, tmp_path / "a" / "spec.json")
+    record.write_json(SPEC | {"scale": "smoke"}, tmp_path / "a" / "spec.json")
     with pytest.raises(ValueError, match="another spec"):
         record.records({"suite": "table1", "scale": "quick", "entries": [entry(run)]})
 
@@ -49,6 +52,23 @@ def test_a_record_of_another_spec_is_refused(tmp_path):
 def test_a_run_that_is_missing_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="metrics.json"):
         record.records({"suite": "table1", "scale": "quick", "entries": [entry(str(tmp_path / "none"))]})
+
+
+def test_a_record_returns_as_it_reads_back_with_digests_of_what_lies_beside_it(tmp_path):
+    (tmp_path / "history.csv").write_text("step\n")
+    result = record.write_record({"metrics": {"last": 0.1 + 0.2}, "spec": {"grid": (3, 4)}}, tmp_path)
+    assert (result["spec"], result) == record.read_run(tmp_path) and result["spec"] == {"grid": [3, 4]}
+    assert result["files"] == {"history.csv": record.sha256(tmp_path / "history.csv")}
+    assert record.write_record(result, tmp_path) == result  # written again it is the same
+    with pytest.raises(ValueError, match="JSON"):
+        record.write_record({"metrics": {"last": float("nan")}}, tmp_path)
+
+
+def test_the_learning_curve_is_read_at_its_evaluations(tmp_path):
+    (tmp_path / "history.csv").write_text("step,loss,test_last,test_ema\n1,0.5,,\n2,0.4,0.3,0.35\n3,0.3,,\n4,0.2,0.1,0.15\n")
+    record.write_record({"spec": {}}, tmp_path)
+    assert record.read_history(tmp_path).to_dict("list") == {
+        "step": [2, 4], "test_last": [0.3, 0.1], "test_ema": [0.35, 0.15]}
 
 
 @pytest.mark.parametrize("content", ["", "not a table\nat,all", "\x00"])

@@ -14,7 +14,7 @@ import yaml
 from conftest import PROJECT
 from flarepp import spec
 
-SIZES = {"smoke": 76, "quick": 82, "desk": 71, "paper": 103}
+SIZES = {"smoke": 84, "quick": 94, "desk": 99, "paper": 133}
 
 
 def set_key(config: dict, path: str, value) -> None:

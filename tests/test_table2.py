@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flarepp import __main__, record, spec
-from flarepp.paper import deviations, ledger, quoted, scaling
+from flarepp.paper import consistency, deviations, ledger, quoted, scaling
 from flarepp.paper.rules import steps
 from flarepp.paper.tables import table2
 
@@ -71,11 +71,12 @@ def leave(size, model, tokens, latents, ranks, *, status="ok", message="", chang
     kind = size["device_type"]
     provenance = {"dataset": {"source": "random", "fingerprint": "x"}, "device": DEVICES[kind], "device_type": kind}
     result = {"status": status, "message": message, "metrics": found, "spec": each, "provenance": provenance}
-    record.write_json(result, folder / "metrics.json")
+    record.write_record(result, folder)
     record.write_json(each, folder / "spec.json")
-    return {"run": str(folder), "dataset": "", "dataset_label": "", "model": model, "label": LABELS[model], "role": "ranked",
-            "num_blocks": each["model"]["num_blocks"], "num_latents": latents, "num_tokens": tokens, "num_ranks": ranks,
-            "precision": each["scaling"]["precision"], "seed": 0, "absent": None}  # fmt: skip
+    return {"run": str(folder), "spec": record.digest(each), "dataset": "", "dataset_label": "", "model": model,
+            "label": LABELS[model], "role": "ranked", "num_blocks": each["model"]["num_blocks"], "num_latents": latents,
+            "num_tokens": tokens, "num_ranks": ranks, "precision": each["scaling"]["precision"],
+            "seed": each["scaling"]["seed"], "absent": None}  # fmt: skip
 
 
 def records(size=SMALL, *, models=("flare", "flarepp"), ranks=(1, 2, 4), changes=None, **special) -> pandas.DataFrame:
@@ -292,6 +293,56 @@ def test_the_papers_values_stand_beside_the_same_row_alone():
     assert len(partly) == 1 + 12 + 1 + 4 and partly["FLARE++", "1,000,000", "128", "4"][4:6] == ["0.97", "0.96"]
 
 
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("beside", ["both", "ours", "paper", "difference"])
+def test_the_switch_says_whose_numbers_table2_shows(size, beside):
+    scale = size["scale"]
+    frame = records(size | {"cores": 4}, **({"flare_1000000_128_1": {"status": "oom"}} if size is LARGE else {}))
+    table2.build(frame, Path("out"), scale=scale, beside=beside)
+    text = Path("out/table2.md").read_text()
+    rows, headings = lines(text), next(line for line in text.splitlines() if line.startswith("|"))
+    assert ("(this project" in headings) == (beside != "paper")
+    assert ("time (the paper's)" in headings) == (beside in ("both", "paper"))
+    assert ("time (to the paper's (%))" in headings) == (beside == "difference")
+    assert ("The paper, on four H100 GPUs, prints M = 128 alone" in text) == (beside != "ours")
+    assert ("*rows of the paper that were not run here*" in text) == (beside == "both" and size is SMALL)
+    stamped = "[the paper's own numbers, on four H100 GPUs, none of this project]" in text
+    assert stamped == (beside == "paper") and ("[scale quick" in text) == (beside != "paper" and size is SMALL)
+    if beside == "paper":
+        assert len(rows) == 1 + 8 and rows["FLARE", "1,000,000", "128", "2"] == ["1.01", "0.98"] and "Scale" not in text
+    if beside == "ours":
+        assert len(rows) == 1 + 24 and {len(cells) for cells in rows.values()} == {6}
+    if beside == "difference" and size is SMALL:
+        assert len(rows) == 1 + 24 and all(cells[4:6] == ["", ""] for cells in list(rows.values())[1:])
+    if beside == "difference" and size is LARGE:
+        found = {key: cells[4:6] for key, cells in list(rows.items())[1:] if key[3] != "1" and key[2] == "128"}
+        assert found["FLARE", "500,000", "128", "2"] == ["+0.0", "+2.1"]
+        assert found["FLARE", "1,000,000", "128", "2"] == ["--", "--"]  # nothing on one rank
+        assert found["FLARE++", "1,000,000", "128", "4"] == ["−3.1", "+1.0"] and rows["FLARE", "500,000", "64", "2"][4] == ""
+    tidy = pandas.read_csv("out/table2.csv").set_index(scaling.KEYS)  # whatever is shown
+    assert tidy["paper_time_efficiency"].notna().sum() == (8 if size is LARGE else 0)
+
+
+def test_a_switch_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="beside = 'none' is unknown; allowed: both, ours, paper, difference"):
+        table2.build(records(), Path("out"), scale="quick", beside="none")
+
+
+def test_every_measured_number_names_its_runs(monkeypatch):
+    tables = []
+    monkeypatch.setattr(table2, "write", lambda table, *rest: tables.append(table))
+    table2.build(records(SMALL, flare_4096_16_4={"status": "oom"}), Path("out"), scale="quick")
+    rows = {tuple(cell.text for cell in row[:4]): row[4:] for block in tables[0].blocks[:-1] for row in block.rows}
+    folder = "results/quick/runs/table2/flare/N4096-M16-R{}-fp32"
+    step, peak, time, memory, *theirs, collectives, size = rows["FLARE", "4,096", "16", "2"]
+    assert {cell.runs for cell in (step, peak, collectives, size)} == {(folder.format(2),)}
+    assert time.runs == memory.runs == (folder.format(2), folder.format(1)) and not any(cell.runs for cell in theirs)
+    failed = rows["FLARE", "4,096", "16", "4"]
+    assert failed[0].text == "--" and failed[0].runs == (folder.format(4),)
+    rest = [cell for row in tables[0].blocks[-1].rows for cell in row]
+    assert len(rest) == 8 * 12 and not any(cell.runs for cell in rest)
+
+
 def test_the_three_files_hold_the_table():
     built(records(flare_4096_16_4={"status": "oom"}))
     tidy = pandas.read_csv("out/table2.csv").set_index(scaling.KEYS)
@@ -304,7 +355,7 @@ def test_the_three_files_hold_the_table():
     text = Path("out/table2.tex").read_text()
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1 and r"\footnotesize" in text
     assert r"\label{tab:table2}" in text and r"2.09 (1.88--2.51)" in text and r"$^{\mathrm{" in text
-    assert "nan" not in text and {path.suffix for path in Path("out").iterdir()} == {".tex", ".md", ".csv"}
+    assert "nan" not in text and {path.suffix for path in Path("out").iterdir()} == {".tex", ".md", ".csv", ".html"}
     built(records(LARGE), "paper")
     tidy = pandas.read_csv("out/table2.csv").set_index(scaling.KEYS)
     theirs = tidy.loc[("flare", 1_000_000, 128, 2), ["paper_time_efficiency", "paper_memory_efficiency"]]
@@ -364,7 +415,7 @@ def test_our_scale_paper_has_the_papers_settings():
     for each in entries:
         own = plan.scaling[each["run"]].spec
         result = {"status": "ok", "metrics": {}, "spec": own, "provenance": provenance}
-        record.write_json(result, Path(each["run"]) / "metrics.json")
+        record.write_record(result, Path(each["run"]))
     frame = pandas.DataFrame([each | {"suite": "table2"} for each in entries], columns=list(record.COLUMNS))
     found = deviations.find(frame, "table2", "paper")
     assert len(found) == 24 and deviations.words(found.values()) == ""
@@ -516,7 +567,7 @@ def test_a_formula_that_holds_row_by_row_is_not_enough(column, value):
 
 
 def test_the_papers_table_2_agrees_with_itself_but_for_one_count():
-    rows = {row[0]: row[1:] for row in ledger.consistency(ledger.read_claims()) if row[0].startswith("cp.")}
+    rows = {row[0]: row[1:] for row in consistency.rows(ledger.read_claims()) if row[0].startswith("cp.")}
     assert rows == {
         "cp.time": ["0.92", "0.92 to 1.01 over 8 rows", "yes"],
         "cp.memory": ["0.95 to 0.98", "0.95 to 0.98 over 8 rows", "yes"],

@@ -151,6 +151,18 @@ def paper(arguments: argparse.Namespace) -> None:
     build(**{name: read.get(name, lambda value: value)(value) for name, value in given.items()})
 
 
+def trace(arguments: argparse.Namespace) -> None:
+    from flarepp.paper.trace import trace as lines
+
+    print(lines(arguments.artefact, arguments.words, arguments.results))
+
+
+def document(arguments: argparse.Namespace) -> None:
+    from flarepp.paper.document import build
+
+    print(build(arguments.tables, arguments.figures, arguments.captions, arguments.out, scale=arguments.scale))
+
+
 def artefact(arguments: argparse.Namespace) -> None:
     """A table or figure by name: a file of paper/tables or paper/figures."""
     folder = PACKAGE / "paper" / f"{arguments.verb}s"
@@ -247,7 +259,7 @@ def parser() -> argparse.ArgumentParser:
 
 def add_artefacts(verb) -> None:
     """The verbs of the paper layer, by the function that adds one."""
-    for name, help in (("table", "write one table as .tex, .csv and .md"), ("figure", "draw one figure as .pdf and .png"),
+    for name, help in (("table", "write a table as .tex, .csv, .md, .html"), ("figure", "draw one figure as .pdf and .png"),
                        ("ledger", "judge every claim of the paper")):
         sub = verb(name, artefact if name != "ledger" else paper, help)
         if name == "ledger":
@@ -260,10 +272,23 @@ def add_artefacts(verb) -> None:
         sub.add_argument("--shown", choices=errors, help="which error to show")
         if name == "table":
             sub.add_argument("--compared", choices=errors, help="which error to put beside the paper's")
+            sub.add_argument("--beside", choices=("both", "ours", "paper", "difference"), default="both",
+                             help="which numbers: ours and the paper's, one of them, or ours and how far they lie off")
             sub.add_argument("--cards", type=Path, nargs="+", help="dataset cards, named as the datasets; for table3")
         if name == "figure":
             sub.add_argument("--stores", type=Path, nargs="+", help="dataset files; for figure2")
         sub.add_argument("--scale", required=True, help="scale of the runs, stamped on everything but 'paper'")
+    sub = verb("trace", trace, "show the runs behind the numbers of a table, a figure or the ledger")
+    sub.add_argument("artefact", help="its name, such as table1, figure4 or ledger")
+    sub.add_argument("words", nargs="*", metavar="WORD", help="what the cell is named by, in any order: dataset, model, "
+                     "precision, a size such as B8, M64, N4096, R2, or the id of a claim")
+    sub.add_argument("--results", type=Path, default="results/quick", help="results folder of a scale")
+    sub = verb("document", document, "set tables, figures and ledger as paper.tex, and as paper.pdf if pdflatex is there")
+    sub.add_argument("--tables", type=Path, nargs="+", required=True, metavar="TEX", help="tables and the ledger, .tex")
+    sub.add_argument("--figures", type=Path, nargs="+", required=True, metavar="PDF", help="figures, .pdf")
+    sub.add_argument("--captions", type=Path, default="workflow/report", help="folder of the figures' captions, <name>.rst")
+    sub.add_argument("--out", type=Path, required=True, help="folder to write to")
+    sub.add_argument("--scale", required=True, help="scale of the runs, named in title and captions")
 
 
 def refuse(error: Exception) -> int:

@@ -216,12 +216,10 @@ def cell_of(spec: dict, num_tokens: int) -> dict:
 
 def found(run_dir: Path, cell: dict) -> dict | None:
     """The record that a folder holds of this cell, if it does."""
-    result = {}
     with suppress(OSError, ValueError):  # a damaged record is none
-        result = record.read_json(run_dir / "metrics.json")
-    whole = {"status", "message", "metrics", "provenance"} <= result.keys() and (
-        result["status"] != "ok" or "step_ms" in result["metrics"])
-    return result if whole and result.get("spec") == cell else None
+        spec, result = record.read_run(run_dir)
+        return result if spec == cell else None
+    return None
 
 
 def attempt(cell: dict, run_dir: Path, origin: dict, predicted: float | None) -> dict:
@@ -252,8 +250,7 @@ def measure_cell(cell: dict, run_dir: Path, facts: dict, predicted: float | None
     origin = {"dataset": sample_origin(settings), **facts["origin"], "attention": outcome["attention"]}
     result = {"status": outcome["status"], "message": outcome["message"], "metrics": metrics, "spec": cell,
               "provenance": origin}
-    record.write_json(result, run_dir / "metrics.json")
-    return result
+    return record.write_record(result, run_dir)
 
 
 def line(result: dict, kept: bool) -> str:
@@ -292,7 +289,7 @@ def measure(spec: dict, folder: Path, deadline: float = math.inf) -> None:
             result = result if kept else measure_cell(cell, run_dir, facts, predicted)
             print(line(result, kept), flush=True)
             if result["status"] == "ok":
-                pace = min(pace or math.inf, result["metrics"]["step_ms"] / operations)
+                pace = min([result["metrics"][key] / operations for key in ("first_step_ms", "step_ms")] + [pace or math.inf])
 
 
 def reference_folder(device_type: str) -> Path:

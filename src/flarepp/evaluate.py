@@ -208,12 +208,11 @@ def evaluate(run_dir: Path, data: Path, out: Path) -> dict:
               "message": ", ".join(f"the test error of {name} is {errors[name]}" for name in NAMES if name not in finite),
               "metrics": {name: errors[name] for name in finite}, "num_samples": len(benchmark.test.features), "spec": spec,
               "provenance": origin, "weights": weights, "record": compare(errors, run, origin)}
-    write(result, benchmark, {name: inference.evaluated[name] for name in finite}, out)
-    return result
+    return write(result, benchmark, {name: inference.evaluated[name] for name in finite}, out)
 
 
-def write(result: dict, benchmark: store.Benchmark, evaluated: dict, out: Path) -> None:
+def write(result: dict, benchmark: store.Benchmark, evaluated: dict, out: Path) -> dict:
     """Predictions first, metrics.json last: its presence means that both are of one evaluation."""
     (out / "metrics.json").unlink(missing_ok=True)
     save_predictions(benchmark, out, evaluated)
-    record.write_json(result, out / "metrics.json")
+    return record.write_record(result, out)

@@ -119,5 +119,4 @@ def run(spec: dict, data: Path, run_dir: Path) -> dict:
     result = {"status": "ok", "message": "", "spec": spec,
               "metrics": errors | {"wall_time_s": time.monotonic() - started},
               "provenance": {"dataset": benchmark.provenance}}
-    record.write_json(result, run_dir / "metrics.json")
-    return result
+    return record.write_record(result, run_dir)

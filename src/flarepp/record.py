@@ -2,18 +2,23 @@
 
 A run folder holds
     spec.json        what was asked for, complete
-    metrics.json     status, metrics, provenance; written last, so that its presence means the run ended
+    metrics.json     status, metrics, provenance, digests; written last, so that its presence means the run ended
     history.csv      the learning curve
     predictions.h5   test set: points, target and the predictions of the last and of the averaged (EMA) weights
     model.safetensors
 of which a trivial predictor, a scaling run and a cell of a cost curve have the first two. `records` turns many run folders
 into one tidy table: a row per run and metric.
+
+A record carries the digest of itself and of the files beside it, and whoever reads one checks it: what was changed after the
+run ended is refused. A record made up with its digest is found by `python -m flarepp evaluate`, which computes the errors
+again from the weights.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +27,7 @@ from pathlib import Path
 COLUMNS = ("suite", "run", "scale", "dataset", "dataset_label", "model", "label", "role", "num_blocks", "num_latents",
            "num_tokens", "num_ranks", "precision", "seed", "status", "data_source", "metric", "value")
 STATUSES = ("ok", "diverged", "oom", "not run", "not affordable")
+OUTPUTS = ("history.csv", "predictions.h5", "model.safetensors")
 
 
 @contextmanager
@@ -50,8 +56,17 @@ def sha256(path: Path) -> str:
 
 def digest(value: object) -> str:
     """Twelve hex digits that name a JSON value, whatever the order of its keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return _sha256_of(value)[:12]
+
+
+def _sha256_of(value: object) -> str:
+    """Hex digest of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _without_digest(result: dict) -> dict:
+    """All of a record that its digest is of."""
+    return {key: value for key, value in result.items() if key != "sha256"}
 
 
 def write_json(value: object, path: Path) -> None:
@@ -71,10 +86,49 @@ def read_json(path: Path) -> dict:
     return value
 
 
+def write_record(result: dict, run_dir: Path) -> dict:
+    """Write metrics.json of a run whose other files are there; returns it as it reads back.
+
+    result: status, message, metrics, spec, provenance. Added are "files", the digests of OUTPUTS, and "sha256", that of all
+    else. A NaN or an infinity is refused (ValueError), since JSON has neither.
+    """
+    files = {name: sha256(path) for name in OUTPUTS if (path := Path(run_dir) / name).exists()}
+    result = json.loads(json.dumps(_without_digest(result) | {"files": files}, allow_nan=False))
+    result["sha256"] = _sha256_of(result)
+    write_json(result, Path(run_dir) / "metrics.json")
+    return result
+
+
 def read_run(run_dir: Path) -> tuple[dict, dict]:
-    """Return (spec, metrics) of a finished run. FileNotFoundError when metrics.json is missing."""
-    metrics = read_json(Path(run_dir) / "metrics.json")
+    """Return (spec, metrics) of a finished run. FileNotFoundError when metrics.json is missing, ValueError when it is not as
+    the run left it."""
+    path = Path(run_dir) / "metrics.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: the run's record is missing; `snakemake {path}` makes it again")
+    metrics = read_json(path)
+    if "sha256" not in metrics:
+        raise ValueError(f"{path}: has no digest of itself, as the record of a run has; delete it and run again")
+    if metrics["sha256"] != _sha256_of(_without_digest(metrics)):
+        raise ValueError(f"{path}: was changed after the run ended; delete it and run again")
     return metrics["spec"], metrics
+
+
+def read_output(run_dir: Path, name: str) -> Path:
+    """The path of one of a run's OUTPUTS. FileNotFoundError without it, ValueError when it is not as the run left it."""
+    path = Path(run_dir) / name
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: the file is missing; `snakemake {path}` makes it again")
+    if read_run(run_dir)[1]["files"].get(name) != sha256(path):
+        raise ValueError(f"{path}: was changed after the run ended; delete it and run again")
+    return path
+
+
+def read_history(run_dir: Path):
+    """Read the learning curve of a run at its evaluations: a pandas.DataFrame with step, test_last and test_ema."""
+    import pandas
+
+    history = pandas.read_csv(read_output(run_dir, "history.csv"))
+    return history.dropna(subset=["test_last"])[["step", "test_last", "test_ema"]]
 
 
 def write_predictions(run_dir: Path, *, points, target, predictions: dict, errors: dict, attributes: dict, sizes=None) -> None:
@@ -99,25 +153,38 @@ def read_predictions(run_dir: Path, weights: str) -> dict:
     """Read the test predictions of one run.
 
     weights: "last" or "ema". Returns points [S, N, d], target and prediction [S, N, c] (lists of S arrays [N_i, .] where
-    samples differ in size), error [S] (relative L2), grid (tuple or None), dataset and data_source.
+    samples differ in size), error [S] (relative L2), grid (tuple or None), dataset and data_source. FileNotFoundError and
+    ValueError as `read_output`.
     """
     import h5py
 
-    path = Path(run_dir) / "predictions.h5"
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: the run's predictions are missing; `snakemake {path}` makes them again")
+    path = read_output(run_dir, "predictions.h5")
     with h5py.File(path, "r") as file:
-        if weights not in file:
-            raise ValueError(f"{path}: no predictions of the weights {weights!r}; it has {sorted(file)}")
+        errors = _errors(file, weights)
         grid = file.attrs.get("grid")
         arrays = {key: file[name][:] for key, name in (("points", "points"), ("target", "target"), ("prediction", weights))}
         if "sizes" in file:
             arrays = {key: [sample[:size] for sample, size in zip(array, file["sizes"][:])] for key, array in arrays.items()}
         return {
-            **arrays, "error": file[f"error_{weights}"][:],
+            **arrays, "error": errors,
             "grid": None if grid is None else tuple(int(extent) for extent in grid),
             "dataset": file.attrs["dataset"], "data_source": file.attrs["data_source"],
         }
+
+
+def read_errors(run_dir: Path, weights: str):
+    """Read the error of every test case alone, [S], of the weights "last" or "ema"; raises as `read_predictions`."""
+    import h5py
+
+    with h5py.File(read_output(run_dir, "predictions.h5"), "r") as file:
+        return _errors(file, weights)
+
+
+def _errors(file, weights: str):
+    """The errors [S] in an open predictions.h5; ValueError without those of `weights`."""
+    if weights not in file:
+        raise ValueError(f"{file.filename}: no predictions of the weights {weights!r}; it has {sorted(file)}")
+    return file[f"error_{weights}"][:]
 
 
 def read_case(path: Path, case: int) -> dict:
@@ -151,9 +218,10 @@ def read_case(path: Path, case: int) -> dict:
 def records(plan: dict):
     """Turn a suite's plan into the tidy table of records (pandas.DataFrame with COLUMNS).
 
-    plan: {"suite", "scale", "entries": [{"run", "dataset", "dataset_label", "model", "label", "role", "num_blocks",
+    plan: {"suite", "scale", "entries": [{"run", "spec", "dataset", "dataset_label", "model", "label", "role", "num_blocks",
     "num_latents", "precision", "seed", "absent"}]}, those of scaling runs and cost cells also "num_tokens" and
-    "num_ranks"; an entry with `absent` (a reason) has no run folder.
+    "num_ranks"; "spec" is the `digest` of the run's; an entry with `absent` (a reason) has no run folder.
+    ValueError for a folder that holds another run than the planned one, or files that are not as the run left them.
     """
     import pandas
 
@@ -164,17 +232,53 @@ def records(plan: dict):
         if entry.get("absent"):
             rows.append(row | {"run": "", "status": entry["absent"], "metric": "status"})
             continue
-        spec, result = read_run(entry["run"])
-        if spec != read_json(Path(entry["run"]) / "spec.json"):
-            raise ValueError(f"{entry['run']}: metrics.json is the record of another spec than spec.json; delete it and run again")
+        result = _run_of(entry)
         row |= {"status": result["status"], "data_source": result["provenance"]["dataset"]["source"]}
-        values = {name: value for name, value in result["metrics"].items() if value is not None}
-        rows += [row | {"metric": name, "value": value} for name, value in (values or {"status": None}).items()]
+        rows += [row | {"metric": name, "value": value} for name, value in _values(result).items()]
     return pandas.DataFrame(rows, columns=list(COLUMNS))
 
 
+def _run_of(entry: dict) -> dict:
+    """The record of a plan's entry, with all that stands beside it as the run left it."""
+    spec, result = read_run(entry["run"])
+    if spec != read_json(Path(entry["run"]) / "spec.json"):
+        raise ValueError(f"{entry['run']}: its record is of another spec than its spec.json; delete it and run again")
+    if digest(spec) != entry["spec"]:
+        raise ValueError(f"{entry['run']}: holds another run than the planned one ({_words(spec)}); delete it and run again")
+    for name in OUTPUTS:
+        if (Path(entry["run"]) / name).exists():
+            read_output(entry["run"], name)
+    return result
+
+
+def _words(spec: dict) -> str:
+    """What a spec is of: "mixer flare, dataset darcy, num_blocks 2"."""
+    return ", ".join(f"{key} {value}" for key, value in ({"mixer": _mixer(spec)} | _stated(spec)).items())
+
+
+def _mixer(spec: dict) -> str:
+    """The mixer of a spec, or the model that has none."""
+    return spec["model"].get("mixer", spec["model"]["name"])
+
+
+def _stated(spec: dict) -> dict:
+    """What a spec says of the COLUMNS of its rows."""
+    flat = {"scale": spec.get("scale"), "dataset": spec.get("dataset", {}).get("name")}
+    for section in ("model", "training", "scaling", "cost"):
+        flat |= {key: value for key, value in spec.get(section, {}).items() if key in COLUMNS}
+    return {key: value for key, value in flat.items() if value is not None}
+
+
+def _values(result: dict) -> dict:
+    """The value of every row that stands for a record."""
+    return {name: value for name, value in result["metrics"].items() if value is not None} or {"status": None}
+
+
 def read_records(path: Path):
-    """Read a records table (CSV) into a pandas.DataFrame; ValueError names missing columns."""
+    """Read a records table (CSV) into a pandas.DataFrame.
+
+    ValueError names missing columns, and rows that are not those of the run they name; FileNotFoundError a run that is gone.
+    """
     import pandas
 
     try:
@@ -184,4 +288,35 @@ def read_records(path: Path):
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
         raise ValueError(f"{path}: columns {missing} are missing")
+    _check_rows(path, frame[frame["run"].notna()].to_dict("records"))
     return frame
+
+
+def _check_rows(path: Path, rows: list[dict]) -> None:
+    """ValueError unless the rows of every run of a table are exactly those of its record."""
+    runs, mixers = {}, {}
+    for row in rows:
+        runs.setdefault((row["suite"], row["run"]), []).append(row)
+    for (_, run), found in runs.items():
+        spec, result = read_run(run)
+        mixers[run] = _mixer(spec)
+        stated = _stated(spec) | {"status": result["status"], "data_source": result["provenance"]["dataset"]["source"]}
+        for row in found:
+            for name, value in stated.items():
+                _check_equal(path, run, name, row[name], value)
+        recorded, shown = _values(result), {row["metric"]: row["value"] for row in found}
+        if len(shown) < len(found):
+            raise ValueError(f"{path}: {run}: a metric stands there more than once")
+        for name in recorded | shown:
+            _check_equal(path, run, name, shown.get(name, "no row"), recorded.get(name, "no such metric"))
+    for row in rows:  # a model may have any name but that of another one's mixer
+        if row["model"] in mixers.values():
+            _check_equal(path, row["run"], "model", row["model"], mixers[row["run"]])
+
+
+def _check_equal(path: Path, run: str, name: str, shown: object, recorded: object) -> None:
+    """ValueError names what a table shows and a record does not say; what is empty here (NaN) is lacking there (None)."""
+    numbers = isinstance(shown, (int, float)) and isinstance(recorded, (int, float))
+    empty = recorded is None and shown != shown
+    if not (math.isclose(shown, recorded, rel_tol=1e-12) if numbers else empty or shown == recorded):
+        raise ValueError(f"{path}: {run}: {name}: got {shown!r}, its record has {recorded!r}; delete {path} and run again")

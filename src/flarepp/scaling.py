@@ -183,5 +183,4 @@ def measure(spec: dict, run_dir: Path) -> dict:
         result = {"status": status, "message": message, "metrics": metrics, "spec": spec, "provenance": {
             "dataset": sample_origin(settings), "num_ranks": settings["num_ranks"],
             **found["machine"], "git": git_state(), "code": found["code"]}}
-        record.write_json(result, run_dir / "metrics.json")
-    return result
+        return record.write_record(result, run_dir)

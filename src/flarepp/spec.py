@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from flarepp.errors import unknown
-from flarepp.record import sha256
+from flarepp.record import digest, sha256
 
 SCALES = ("smoke", "quick", "desk", "paper")
 PACKAGE = Path(__file__).parent
@@ -54,6 +54,7 @@ class Plan:
     scale: str
     shown: str  # the error that tables and figures show
     compared: str  # the error that is compared with the paper's
+    beside: str  # whose numbers Tables 1 and 2 show
     lock: str  # the file that pins what was downloaded
     datasets: dict[str, dict]
     runs: dict[str, Run]
@@ -118,10 +119,11 @@ def expand(config: dict) -> Plan:
     if len(locks := {picked["data"]["lock"] for picked in by_dataset.values()}) > 1:
         raise ValueError(f"data.lock: got {', '.join(sorted(locks))}; one file holds the pins of all benchmarks")
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
-    plan = Plan(scale, chosen["shown_error"], chosen["compared_error"], chosen["data"]["lock"], datasets, {}, {}, {}, {}, {})
+    shows = (chosen["shown_error"], chosen["compared_error"], chosen["beside"], chosen["data"]["lock"])
+    plan = Plan(scale, *shows, datasets, {}, {}, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     _check_names(chosen)
-    for suite in sorted(chosen["suites"], key=lambda name: len(chosen["suites"][name].get("axes", {}))):
+    for suite in sorted(chosen["suites"], key=lambda name: (len(chosen["suites"][name].get("axes", {})), name)):
         plan.suites[suite] = list(_suite_entries(plan, known, suite, chosen, by_dataset))
     picked = _without_benchmark(config, scale, names)
     plan.suites[SCALING] = list(_scaling_entries(plan, picked))
@@ -365,9 +367,9 @@ def _model_entries(plan: Plan, known: dict, suite: str, model: str, dataset: str
             path = known.setdefault(key, path)
             if absent is None:
                 plan.runs.setdefault(path, Run(path, spec, run_sources(spec["model"])))
-            yield base | {"run": "" if absent else path, "absent": absent, "num_blocks": spec["model"].get("num_blocks"),
-                          "num_latents": spec["model"].get("num_latents"), "precision": spec["training"]["precision"],
-                          "seed": seed}
+            yield base | {"run": "" if absent else path, "spec": digest(spec), "absent": absent,
+                          "num_blocks": spec["model"].get("num_blocks"), "num_latents": spec["model"].get("num_latents"),
+                          "precision": spec["training"]["precision"], "seed": seed}
 
 
 def _predictor_entry(plan: Plan, suite: str, predictor: str, dataset: str, picked: dict) -> dict:
@@ -375,7 +377,8 @@ def _predictor_entry(plan: Plan, suite: str, predictor: str, dataset: str, picke
     spec = {"scale": plan.scale, "dataset": plan.datasets[dataset], "model": {"name": predictor}, "training": {"seed": 0}}
     plan.predictors[path] = Run(path, spec, sources("flarepp.predictors"))
     return {"dataset": dataset, "dataset_label": picked["datasets"][dataset]["label"], "model": predictor,
-            "label": picked["predictors"][predictor]["label"], "role": TRIVIAL, "run": path, "absent": None, "seed": 0}
+            "label": picked["predictors"][predictor]["label"], "role": TRIVIAL, "run": path, "spec": digest(spec), "absent": None,
+            "seed": 0}
 
 
 def _scaling_entries(plan: Plan, picked: dict):
@@ -394,7 +397,7 @@ def _scaling_entries(plan: Plan, picked: dict):
             precision, seed = spec["scaling"]["precision"], spec["scaling"]["seed"]
             path = f"results/{plan.scale}/runs/{SCALING}/{model}/N{tokens}-M{latents}-R{ranks}-{precision}"
             plan.scaling[path] = Run(path, spec, _model_sources("flarepp.scaling", spec["model"]))
-            yield base | {"run": path, "num_blocks": spec["model"]["num_blocks"], "num_latents": latents,
+            yield base | {"run": path, "spec": digest(spec), "num_blocks": spec["model"]["num_blocks"], "num_latents": latents,
                           "num_tokens": tokens, "num_ranks": ranks, "precision": precision, "seed": seed}
 
 
@@ -439,7 +442,8 @@ def _cost_entries(curves: dict[str, Run], picked: dict, scale: str, root: str):
                     "num_blocks": spec["model"]["num_blocks"], "num_latents": latents, "num_ranks": None,
                     "precision": precision, "seed": seed, "absent": None}
             for tokens in section["num_tokens"]:
-                yield base | {"run": f"{path}/N{tokens}", "num_tokens": tokens}
+                cell = spec | {"cost": spec["cost"] | {"num_tokens": tokens}}
+                yield base | {"run": f"{path}/N{tokens}", "spec": digest(cell), "num_tokens": tokens}
 
 
 def cost_spec(scale: str, picked: dict, model: str, num_latents: int | None) -> dict:

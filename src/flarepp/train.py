@@ -386,11 +386,12 @@ def leave_outputs(benchmark: store.Benchmark, run: Run | None, run_dir: Path) ->
         save_outputs(benchmark, run_dir, run.progress.history, weights, run.evaluated)
 
 
-def leave_record(result: dict, run_dir: Path) -> None:
-    """Write metrics.json, with which the run has ended."""
-    record.write_json(result, run_dir / "metrics.json")
+def leave_record(result: dict, run_dir: Path) -> dict:
+    """Write metrics.json, with which the run has ended; returns its content."""
+    result = record.write_record(result, run_dir)
     for leftover in (*run_dir.glob("checkpoint-*.pt"), *run_dir.glob(".*.partial*")):
         os.unlink(leftover)
+    return result
 
 
 def run_of(spec: dict, benchmark: store.Benchmark, ranks: parallel.Ranks, run_dir: Path) -> tuple[Run | None, dict]:
@@ -446,8 +447,8 @@ def train(spec: dict, data: Path, run_dir: Path, *, locked: bool = False) -> dic
             leave_outputs(benchmark, run, run_dir)
         ranks.barrier()
         if ranks.is_main:
-            leave_record(result, run_dir)
-        return result if ranks.is_main else None
+            return leave_record(result, run_dir)
+        return None
 
 
 def train_on_ranks(spec: dict, data: Path, run_dir: Path) -> dict | None:

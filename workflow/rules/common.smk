@@ -9,17 +9,19 @@ except ValueError as error:
     raise WorkflowError(str(error))
 
 SCALE = PLAN.scale
+CORES = workflow.resource_settings.cores or os.cpu_count()  # `snakemake --report` is given no number
 RESULTS = f"results/{SCALE}"
 FIGURE_FOLDER = f"paper_figures/{SCALE}"
 
 # Each table and figure with the suite whose records it is a function of.
-TABLES = {"table2": "table2", "operations": "figure5", "figure5_cells": "figure5"}
+TABLES = {"table2": "table2", "figure3_cells": "figure3", "operations": "figure5", "figure5_cells": "figure5"}
 TABLES |= dict.fromkeys(["table1", "table4", "table5"], "table1")
-FIGURES = {"figure4": "figure4", "figure5": "figure5", **dict.fromkeys(["figure6", "figure7", "figure8", "figure9"], "table1")}
+FIGURES = {name: name for name in ("figure3", "figure4", "figure5")}
+FIGURES |= dict.fromkeys(["figure6", "figure7", "figure8", "figure9", "learning_curves", "error_distribution"], "table1")
 OF_DATA = ["table3", "figure2"]  # functions of the datasets themselves
 
 # The axes along which each suite's artefacts can tell runs apart.
-AXES = {"table1": (), "figure4": ("num_blocks", "precision")}
+AXES = {"table1": (), "figure3": ("num_blocks", "num_latents"), "figure4": ("num_blocks", "precision")}
 for suite, known in AXES.items():
     if suite not in PLAN.suites:
         raise WorkflowError(f"suites: the suite {suite!r} is missing; its tables and figures are part of the pipeline")
@@ -45,11 +47,11 @@ COST_CELLS = PLAN.suite_runs(spec.COST)
 def records_of(suite):
     """Everything an artefact of a suite reads: the records, and what stands in the folders of its runs."""
     read = dict.fromkeys([*PLAN.scaling, *COST_CELLS], ["metrics.json"])
-    read |= dict.fromkeys(PLAN.runs, ["metrics.json", "predictions.h5"])
+    read |= dict.fromkeys(PLAN.runs, ["metrics.json", "history.csv", "predictions.h5"])
     runs = [f"{run}/{name}" for run in PLAN.suite_runs(suite) for name in read.get(run, ())]
     return [f"{RESULTS}/records/{suite}.csv", *runs]
 
 
 def paper_code(module):
-    """What one artefact is made with besides records: its sources and the paper's own numbers. Editing one re-draws it alone."""
+    """What one artefact is made with besides records: its sources and the paper's numbers. Editing one re-draws it alone."""
     return [*spec.sources(f"flarepp.paper.{module}"), *sorted(glob.glob("src/flarepp/paper/published/*.csv"))]

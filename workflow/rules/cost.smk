@@ -16,7 +16,7 @@ rule cost:
         "{curve}/cost.log",
     benchmark:
         "{curve}/benchmark.tsv"
-    threads: workflow.cores  # all of them, whatever a step uses: a job beside it would be part of its times
+    threads: CORES  # all of them, whatever a step uses: a job beside it would be part of its times
     resources:
         mem_mb=8000,
         gpu=lambda wildcards: int(cost_of(wildcards)["device"] == "cuda"),

@@ -6,12 +6,17 @@ rule dataset:
         code=lambda wildcards: spec.sources(f"flarepp.data.{wildcards.dataset}"),
     output:
         store=f"{RESULTS}/data/{{dataset}}.h5",
-        card=report(f"{RESULTS}/data/{{dataset}}.json", category="Data", caption="../report/dataset.rst"),
+        card=report(
+            f"{RESULTS}/data/{{dataset}}.json",
+            category="Data",
+            labels={"artefact": "{dataset}"},
+            caption="../report/dataset.rst",
+        ),
     log:
         f"{RESULTS}/logs/data/{{dataset}}.log",
     benchmark:
         f"{RESULTS}/benchmarks/data/{{dataset}}.tsv"
-    threads: max(1, workflow.cores // len(PLAN.datasets))
+    threads: max(1, CORES // len(PLAN.datasets))
     retries: 2 if any(spec["source"] == "download" for spec in PLAN.datasets.values()) else 0
     resources:
         mem_mb=4000,

@@ -1,7 +1,27 @@
 # The paper layer: pure functions of records (and of the predictions that stand beside them), or of the datasets. One rule an
-# artefact, so that `snakemake table1` builds it and the report shows its own caption.
+# artefact, so that `snakemake table1` builds it and the report shows its own caption; the last sets all as one document.
+
+import shutil
 
 SHOWN = f"--shown {PLAN.shown} --scale {SCALE}"
+CATEGORIES = {"table": "Tables", "figure": "Figures", "ledger": "Ledger"}  # of the report, by how names begin
+
+
+def in_report(path, name):
+    """An output that the report shows, under the number that the paper gives it: figure5_cells is "Figure 5 cells"."""
+    title = re.sub(r"^(table|figure)(\d+)", r"\1 \2", name).replace("_", " ").capitalize()
+    category = next((CATEGORIES[start] for start in CATEGORIES if name.startswith(start)), "Supplementary")
+    return report(path, category=category, labels={"artefact": title}, caption=f"../report/{name}.rst")
+
+
+def table_files(name, folder=f"{RESULTS}/tables"):
+    """A table or the ledger: the page for the report, whose numbers link to runs, and the forms for papers and programs."""
+    files = {kind: f"{folder}/{name}.{kind}" for kind in ("tex", "csv", "md")}
+    return files | {"html": in_report(f"{folder}/{name}.html", name)}
+
+
+def figure_files(name):
+    return {"pdf": f"{FIGURE_FOLDER}/{name}.pdf", "png": in_report(f"{FIGURE_FOLDER}/{name}.png", name)}
 
 
 for name, suite in TABLES.items():
@@ -13,15 +33,13 @@ for name, suite in TABLES.items():
             records=records_of(suite),
             code=paper_code(f"tables.{name}"),
         output:
-            tex=f"{RESULTS}/tables/{name}.tex",
-            csv=f"{RESULTS}/tables/{name}.csv",
-            md=report(f"{RESULTS}/tables/{name}.md", category="Tables", caption=f"../report/{name}.rst"),
+            **table_files(name),
         log:
             f"{RESULTS}/logs/paper/{name}.log",
         params:
             name=name,
             folder=f"{RESULTS}/tables",
-            shown=f"{SHOWN} --compared {PLAN.compared}",
+            shown=f"{SHOWN} --compared {PLAN.compared} --beside {PLAN.beside}",
         message:
             "{params.name}"
         shell:
@@ -38,8 +56,7 @@ for name, suite in FIGURES.items():
             records=records_of(suite),
             code=paper_code(f"figures.{name}"),
         output:
-            pdf=f"{FIGURE_FOLDER}/{name}.pdf",
-            png=report(f"{FIGURE_FOLDER}/{name}.png", category="Figures", caption=f"../report/{name}.rst"),
+            **figure_files(name),
         log:
             f"{RESULTS}/logs/paper/{name}.log",
         params:
@@ -58,9 +75,7 @@ rule table3:
         cards=expand(f"{RESULTS}/data/{{dataset}}.json", dataset=PLAN.datasets),
         code=paper_code("tables.table3"),
     output:
-        tex=f"{RESULTS}/tables/table3.tex",
-        csv=f"{RESULTS}/tables/table3.csv",
-        md=report(f"{RESULTS}/tables/table3.md", category="Tables", caption="../report/table3.rst"),
+        **table_files("table3"),
     log:
         f"{RESULTS}/logs/paper/table3.log",
     params:
@@ -78,8 +93,7 @@ rule figure2:
         stores=ancient(expand(f"{RESULTS}/data/{{dataset}}.h5", dataset=PLAN.datasets)),
         code=paper_code("figures.figure2"),
     output:
-        pdf=f"{FIGURE_FOLDER}/figure2.pdf",
-        png=report(f"{FIGURE_FOLDER}/figure2.png", category="Figures", caption="../report/figure2.rst"),
+        **figure_files("figure2"),
     log:
         f"{RESULTS}/logs/paper/figure2.log",
     params:
@@ -93,13 +107,13 @@ rule figure2:
 rule ledger:
     input:
         records=f"{RESULTS}/records.csv",
-        runs=expand("{run}/metrics.json", run=[*PLAN.runs, *PLAN.scaling, *COST_CELLS]),
+        steps=expand("{run}/metrics.json", run=[*PLAN.scaling, *COST_CELLS]),
+        runs=expand("{run}/{name}", run=PLAN.runs, name=["metrics.json", "predictions.h5"]),
         code=paper_code("ledger"),
         claims="src/flarepp/paper/claims.yaml",
     output:
-        md=report(f"{RESULTS}/ledger.md", category="Ledger", caption="../report/ledger.rst"),
-        csv=f"{RESULTS}/ledger.csv",
-        tex=f"{RESULTS}/ledger.tex",
+        **table_files("ledger", RESULTS),
+        consistency=f"{RESULTS}/consistency.csv",
     log:
         f"{RESULTS}/logs/paper/ledger.log",
     params:
@@ -109,3 +123,24 @@ rule ledger:
         "claims ledger"
     shell:
         "python -m flarepp ledger --records {input.records:q} --out {params.folder:q} {params.shown} > {log:q} 2>&1"
+
+
+# Without a LaTeX engine there is no paper.pdf, and the log says so: it is no output, but comes with paper.tex where it can.
+rule paper_pdf:
+    input:
+        tables=[getattr(rules, name).output.tex for name in (*TABLES, "table3", "ledger")],
+        figures=[getattr(rules, name).output.pdf for name in (*FIGURES, "figure2")],
+        captions=[f"workflow/report/{name}.rst" for name in (*FIGURES, "figure2")],
+        code=paper_code("document"),
+    output:
+        f"{FIGURE_FOLDER}/paper.tex",
+    log:
+        f"{RESULTS}/logs/paper/paper_pdf.log",
+    params:
+        folder=FIGURE_FOLDER,
+        engine=shutil.which("pdflatex") is not None,  # once there is one, the document is made again
+    message:
+        "all tables and figures in one document"
+    shell:
+        "python -m flarepp document --tables {input.tables:q} --figures {input.figures:q} --out {params.folder:q}"
+        " --scale {SCALE} > {log:q} 2>&1"

@@ -15,7 +15,7 @@ rule scaling:
         "{cell}/parallel.log",
     benchmark:
         "{cell}/benchmark.tsv"
-    threads: workflow.cores  # all of them, whatever its ranks use: a job beside it would be part of its times
+    threads: CORES  # all of them, whatever its ranks use: a job beside it would be part of its times
     resources:
         mem_mb=8000,
         gpu=lambda wildcards: scaling_of(wildcards)["num_ranks"] if scaling_of(wildcards)["device"] == "cuda" else 0,

@@ -9,25 +9,16 @@ import numpy
 import pandas
 
 from flarepp.paper import quoted
+from flarepp.paper.typeset import three_digits
 
 KEYS = ["dataset", "model", "num_blocks", "num_latents", "precision"]
 COLUMNS = [
-    *KEYS,
-    "dataset_label",
-    "label",
-    "role",
-    "mean",
-    "std",
-    "n",
-    "status",
-    "failed",
-    "parameters",
-    "data_source",
-    "runs",
-]
+    *KEYS, "dataset_label", "label", "role", "mean", "std", "n", "status", "failed", "parameters", "data_source", "runs",
+]  # fmt: skip
 WORDS = {"oom": "out of memory"}
 SYMBOLS = {"num_blocks": "B", "num_tokens": "N", "num_latents": "M", "num_ranks": "R"}
-ABSURD = 1000.0  # a relative error in % from which a finite value is no result
+ABSURD = 1000.0  # a relative error in % from which a value is no result
+BESIDE = ("both", "ours", "paper", "difference")  # whose numbers a table shows
 
 
 def check_scale(records: pandas.DataFrame, scale: str) -> None:
@@ -35,6 +26,13 @@ def check_scale(records: pandas.DataFrame, scale: str) -> None:
     found = [str(value) for value in records["scale"].unique()]
     if found not in ([], [scale]):
         raise ValueError(f"scale {scale!r} was asked for, but the records are of scale {', '.join(map(repr, found))}")
+
+
+def check_beside(beside: str) -> str:
+    """`beside`; ValueError unless it is one of BESIDE."""
+    if beside not in BESIDE:
+        raise ValueError(f"beside = {beside!r} is unknown; allowed: {', '.join(BESIDE)}")
+    return beside
 
 
 def cells(records: pandas.DataFrame, suite: str, shown: str, region: str = "") -> pandas.DataFrame:
@@ -52,9 +50,7 @@ def cells(records: pandas.DataFrame, suite: str, shown: str, region: str = "") -
     seeds = [_one_run(group, shown, region) for _, group in chosen.groupby([*KEYS, "seed"], sort=False, dropna=False)]
     if not seeds:
         return pandas.DataFrame(columns=COLUMNS)
-    merged = [
-        _over_seeds(group) for _, group in pandas.DataFrame(seeds).groupby(KEYS, sort=False, dropna=False)
-    ]
+    merged = [_over_seeds(group) for _, group in pandas.DataFrame(seeds).groupby(KEYS, sort=False, dropna=False)]
     return pandas.DataFrame(merged, columns=COLUMNS)
 
 
@@ -71,9 +67,7 @@ def _one_run(rows: pandas.DataFrame, shown: str, region: str) -> dict:
     first, values = rows.iloc[0].to_dict(), metrics_of(rows)
     metric = "_".join(filter(None, ["last" if first["role"] == "trivial" else shown, region]))
     if first["status"] == "ok" and metric not in values:
-        raise ValueError(
-            f"{first['run']}: status ok, but no metric {metric!r}; it has {sorted(values.index)}"
-        )
+        raise ValueError(f"{first['run']}: status ok, but no metric {metric!r}; it has {sorted(values.index)}")
     error = values[metric] if first["status"] == "ok" else numpy.nan
     return first | {"error": float(error), "parameters": values.get("parameter_count", numpy.nan)}
 
@@ -84,9 +78,7 @@ def _over_seeds(runs: pandas.DataFrame) -> dict:
     good, bad = runs[runs["status"] == "ok"], runs[runs["status"] != "ok"]
     percent = 100 * good["error"]
     reasons = bad["status"].replace(WORDS)
-    failed = ", ".join(
-        f"{count} of {len(runs)} seeds {reason}" for reason, count in reasons.value_counts().items()
-    )
+    failed = ", ".join(f"{count} of {len(runs)} seeds {reason}" for reason, count in reasons.value_counts().items())
     if not failed and percent.mean() >= ABSURD:
         failed = f"above {ABSURD:g} %, counted as failed"
     sources = runs["data_source"].dropna().unique()
@@ -100,6 +92,12 @@ def _over_seeds(runs: pandas.DataFrame) -> dict:
         "data_source": " and ".join(sources),
         "runs": tuple(run for run in runs["run"].fillna("") if run),
     }
+
+
+def signed(percent: float) -> str:
+    """A difference in percent with its sign: "+5.3", "−40.6", and "+1.23e+4" where decimals would tell nothing."""
+    text = f"{abs(percent):.1f}" if abs(percent) < 999.95 else three_digits(abs(percent))
+    return ("−" if percent < 0 and float(text) else "+") + text
 
 
 def describe(row) -> str:

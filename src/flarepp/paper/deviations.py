@@ -21,7 +21,10 @@ from flarepp.paper import quoted, settings
 from flarepp.paper.typeset import plain
 from flarepp.record import read_run
 
-VARIED = {"figure4": ("model.num_blocks", "training.precision")}
+VARIED = {
+    "figure3": ("model.num_blocks", "model.num_latents"),
+    "figure4": ("model.num_blocks", "training.precision"),
+}
 NORMS = {"fp32": "layernorm", "fp16": "rmsnorm"}
 # What no table of the paper prints: the mixers as it defines them, Darcy's gradient term (FLARE study).
 MIXER_OPTIONS = {"model.seed_norm": True, "model.qk_norm": False}

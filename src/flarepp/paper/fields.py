@@ -71,7 +71,7 @@ def draw(records: pandas.DataFrame, out: Path, name: str, dataset: str, *, shown
     check_scale(records, scale)
     weights = "ema" if shown == "ema" else "last"
     records = records[(records["suite"] == "table1") & (records["dataset"] == dataset)]
-    runs = {model: _first_run(records, model) for model in MODELS}
+    runs = {model: first_run(records, model) for model in MODELS}
     drawn = records[records["run"].isin([str(run) for run, _ in runs.values()])]
     found = {model: read_predictions(run, weights) for model, (run, reason) in runs.items() if not reason}
     differing = deviations.words(deviations.find(drawn, "table1", scale).values())
@@ -117,6 +117,20 @@ def error_limit(differences: list[numpy.ndarray]) -> float:
     return max(float(numpy.percentile(numpy.abs(difference), 99.5)) for difference in differences)
 
 
+def circles(points: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Delaunay triangles [T, 3] of points [N, 2] with the centres [T, 2] and radii [T] of their circumcircles."""
+    from scipy.spatial import Delaunay
+
+    triangles = Delaunay(points).simplices
+    corners = points[triangles]  # [T, 3, 2]
+    opposite = ((numpy.roll(corners, -1, axis=1) - numpy.roll(corners, -2, axis=1)) ** 2).sum(axis=2)  # [T, 3]
+    weights = opposite * (opposite.sum(axis=1, keepdims=True) - 2 * opposite)
+    first, second = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
+    area = numpy.abs(first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0]) / 2
+    centres = (weights[..., None] * corners).sum(axis=1) / numpy.maximum(16 * area**2, 1e-300)[:, None]
+    return triangles, centres, numpy.sqrt(opposite.prod(axis=1)) / numpy.maximum(4 * area, 1e-300)
+
+
 def triangulate(points: numpy.ndarray):
     """Triangulation of points [N, 2] that leaves out voids, found from the points alone (matplotlib
     Triangulation).
@@ -126,18 +140,12 @@ def triangulate(points: numpy.ndarray):
     straight outer edge. This needs a spacing that varies little over the domain.
     """
     from matplotlib.tri import Triangulation
-    from scipy.spatial import Delaunay
 
-    triangles = Delaunay(points).simplices
-    corners = points[triangles]  # [T, 3, 2]
-    sides = numpy.linalg.norm(corners - numpy.roll(corners, 1, axis=1), axis=2)  # [T, 3]
-    first, second = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
-    area = numpy.abs(first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0]) / 2
-    radius = sides.prod(axis=1) / numpy.maximum(4 * area, 1e-300)
+    triangles, _, radius = circles(points)
     return Triangulation(points[:, 0], points[:, 1], triangles[radius <= VOID_FACTOR * numpy.median(radius)])
 
 
-def _first_run(records: pandas.DataFrame, model: str) -> tuple[Path | None, str]:
+def first_run(records: pandas.DataFrame, model: str) -> tuple[Path | None, str]:
     """(run folder, "") of the lowest seed, or (None, why there is none)."""
     rows = records[records["model"] == model].sort_values("seed", kind="stable")
     if rows.empty:

@@ -51,6 +51,17 @@ def table1(model: str, dataset: str) -> float | str | None:
         return text
 
 
+@cache
+def figure3() -> dict[tuple[str, str, int, int], float]:
+    """The errors in % that the paper's text prints of Figure 3, {(dataset, model, B, M): error}; M is 0 for means over M."""
+    models = {row["paper"]: row["name"] for row in rows("names") if row["kind"] == "model"}
+    found = {}
+    for row in rows("figure3"):
+        latents = 0 if row["num_latents"].startswith("mean") else int(row["num_latents"])
+        found[row["dataset"], models[row["model"]], int(row["num_blocks"]), latents] = float(row["error_percent"])
+    return found
+
+
 def table2(model: str, num_tokens: float, num_latents: float, num_ranks: float) -> tuple[str, str] | None:
     """The paper's (time, memory) efficiency of a row of Table 2 as printed; None where it has no such row."""
     name = paper_name("model", model)

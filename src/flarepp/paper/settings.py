@@ -288,3 +288,8 @@ def usual(runs: list[Run], key: str) -> tuple[object, dict[str, object]]:
 def labels(runs: list[Run]) -> str:
     """The model labels of runs, each once."""
     return ", ".join(dict.fromkeys(run.label for run in runs))
+
+
+def folders(runs: list[Run]) -> tuple[str, ...]:
+    """The run folders that a value was read from."""
+    return tuple(run.folder for run in runs)

@@ -31,16 +31,18 @@ RC = {
     "savefig.dpi": 200,
     "svg.hashsalt": "flarepp",
 }
+SPARSE = (0, (5, 1, 1, 1, 1, 1))  # dashes of the complete architectures
 LETTERS, LINE = 18, 0.125  # of the small texts: letters an inch, height of a line in inches
 
 
 @dataclass(frozen=True)
 class Look:
-    """Line of one mixer. Colours are Okabe and Ito's; the markers tell the lines apart in grey."""
+    """Line of one model. The mixers' colours are Okabe and Ito's; any two lines differ in two of luminance, dashes, marker
+    and fill, so that they are told apart in grey and whatever colours a reader sees."""
 
     colour: str
     marker: str
-    dashes: str
+    dashes: str | tuple
     filled: bool
 
     def line(self) -> dict:
@@ -54,17 +56,21 @@ class Look:
         }
 
 
-LOOKS = {
+LOOKS = {  # of the mixers in the matched backbone, then of the complete architectures
     "full": Look("#000000", "s", ":", False),
     "flare": Look("#0072B2", "o", "--", False),
     "flarepp": Look("#D55E00", "D", "-", True),
     "transolver": Look("#009E73", "^", "-.", False),
-    "transolverpp": Look("#CC79A7", "v", "-.", False),
+    "transolverpp": Look("#CC79A7", "v", "-.", True),
     "transolver3": Look("#E69F00", "P", "-.", True),
     "flarepp_shared": Look("#56B4E9", "p", "-", True),
     "flarepp_anchored": Look("#7F4B1E", "*", "-", True),
+    "perceiver_io": Look("#5D3A9B", "<", SPARSE, False),
+    "set_transformer": Look("#595959", "h", SPARSE, True),
+    "gnot": Look("#9C9600", ">", SPARSE, False),
+    "lno": Look("#0F8B93", "X", SPARSE, True),
 }
-OTHER = Look("#999999", "v", "-.", False)
+OTHER = Look("#999999", "d", ":", True)
 
 
 @contextmanager

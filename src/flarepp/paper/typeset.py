@@ -1,4 +1,4 @@
-"""Tables as values, and their three outputs: LaTeX (booktabs), Markdown and CSV.
+"""Tables as values, and their outputs: LaTeX (booktabs), Markdown, CSV, and the pages of html.py.
 
 A table is built once from cells that know whether they are bold; the escaping of each format happens only
 here.
@@ -6,10 +6,12 @@ here.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flarepp.paper import html
 from flarepp.record import atomic_path
 
 LATEX = {
@@ -45,6 +47,7 @@ LATEX = {
 WIDE = 8  # columns from which on they stand closer and headings break
 LONG, LONGEST = 40, 55  # lines that fit a page in \footnotesize and, of several tables, in \scriptsize
 HEADING = 4  # lines that the headings of a table take
+LETTERS, SHORT = 90, 6  # letters in a line of a caption, and lines of one for which LONG and LONGEST leave room
 PAGE = 520  # points that a table may be wide, margins included
 SIZES = {r"\footnotesize": 4.3, r"\scriptsize": 3.95, r"\tiny": 3.15}  # points that a letter is wide, measured on tables
 END = r" \tabularnewline"  # unlike \\, it ends a row after \raggedright too
@@ -52,12 +55,13 @@ END = r" \tabularnewline"  # unlike \\, it ends a row after \raggedright too
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry: its plain text, its emphasis and the marks of its footnotes."""
+    """One entry: its plain text, its emphasis, the marks of its footnotes, and the run folders that its number is from."""
 
     text: str
     bold: bool = False
     underline: bool = False
     marks: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
 
 
 class Notes:
@@ -103,8 +107,8 @@ class Table:
 def three_digits(value: float) -> str:
     """`value` with three significant digits: 0.384, 1.20, 12.3, 104; 1.23e+3 and 1.00e-7 where zeros would
     tell nothing."""
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
     text = f"{value:.2e}"
     exponent = int(text.split("e")[1])
     if not -4 <= exponent <= 2:
@@ -149,7 +153,7 @@ def latex(table: Table, label: str) -> str:
     each other, unless that is too long.
     """
     stamp = rf"\textbf{{[{latex_text(table.stamp)}]}} " if table.stamp else ""
-    wide = len(table.columns) > WIDE
+    wide = len(table.columns) >= WIDE
     size, parts = _fitting(table, wide)
     lines = [
         "% generated; do not edit",
@@ -184,7 +188,9 @@ def _fitting(table: Table, wide: bool) -> tuple[str, list[Table]]:
 
 
 def _length(table: Table) -> int:
-    return sum(len(block.rows) + bool(block.title) for block in table.blocks)
+    """Lines of a table, those of a long caption included."""
+    rows = sum(len(block.rows) + bool(block.title) for block in table.blocks)
+    return rows + max(0, (len(table.caption) + len(table.stamp)) // LETTERS - SHORT)
 
 
 def _width(table: Table, wide: bool, size: str) -> float:
@@ -304,12 +310,12 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def write(table: Table, data, out: Path, name: str) -> None:
-    """Write out/<name>.tex and .md from `table`, and .csv from the DataFrame `data` (full precision)."""
-    write_texts(latex(table, name), markdown(table), data, out, name)
+    """Write out/<name>.tex, .md and .html from `table`, and .csv from the DataFrame `data` (full precision)."""
+    write_texts(latex(table, name), markdown(table), html.page(html.title(name), [("", table)]), data, out, name)
 
 
-def write_texts(tex: str, md: str, data, out: Path, name: str) -> None:
-    """Write out/<name>.tex, .md, and .csv from the DataFrame `data`."""
-    for suffix, text in {".tex": tex, ".md": md, ".csv": data.to_csv(index=False)}.items():
+def write_texts(tex: str, md: str, page: str, data, out: Path, name: str) -> None:
+    """Write out/<name>.tex, .md, .html (`page`), and .csv from the DataFrame `data`."""
+    for suffix, text in {".tex": tex, ".md": md, ".html": page, ".csv": data.to_csv(index=False)}.items():
         with atomic_path(Path(out) / f"{name}{suffix}") as partial:
             partial.write_text(text, encoding="utf-8")

@@ -32,7 +32,8 @@ def build(records: pandas.DataFrame, out: Path, *, scale: str) -> None:
     differing = deviations.words(deviations.find(records, cost.SUITE, scale).values())
     stamp = quoted.stamp(scale, (source for source in rows["data_source"] if source), differing)
     table = Table(_caption(rows, scale), columns, blocks, stamp, notes.items())
-    write(table, rows[DATA].assign(scale=scale), out, "operations")
+    data = rows[DATA].assign(scale=scale, runs=[";".join(runs) for runs in rows["runs"]])
+    write(table, data, out, "operations")
 
 
 def _counts(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -40,8 +41,10 @@ def _counts(cells: pandas.DataFrame) -> pandas.DataFrame:
     largest = [rows.loc[rows[COUNTED].last_valid_index()] if rows[COUNTED].notna().any() else rows.iloc[-1]
                for _, rows in cost.lines(cells)]  # fmt: skip
     frame = pandas.DataFrame(largest, columns=cells.columns).reset_index(drop=True)
-    alone = frame[frame["model"] == cost.REFERENCE].set_index("num_latents")[COUNTED]
-    frame["over_flare"] = frame[COUNTED] / frame["num_latents"].map(alone)
+    alone = frame[frame["model"] == cost.REFERENCE].set_index("num_latents")
+    frame["over_flare"] = frame[COUNTED] / frame["num_latents"].map(alone[COUNTED])
+    theirs = dict(zip(alone.index, alone["runs"]))
+    frame["runs_over_flare"] = [runs + theirs.get(latents, ()) for runs, latents in zip(frame["runs"], frame["num_latents"])]
     theirs = [
         quoted.operations(*sizes) or ("", None)
         for sizes in frame[["model", "channel_dim", "num_latents"]].itertuples(index=False)
@@ -56,18 +59,19 @@ def _counts(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 def _row(row: pandas.Series, notes: Notes) -> list[Cell]:
     """One mixer at one M; a count that could not be made says why."""
-    uncounted = pandas.isna(row[COUNTED])
-    counted = Cell("--", marks=(notes.mark(row["reason"]),)) if uncounted else Cell(f"{row[COUNTED]:,.0f}")
+    uncounted, runs = pandas.isna(row[COUNTED]), row["runs"]
+    marks = (notes.mark(row["reason"]),) if uncounted else ()
+    counted = Cell("--" if uncounted else f"{row[COUNTED]:,.0f}", marks=marks, runs=runs)
     formula = row["operations"].replace("^2", "²")
     return [
         Cell(row["label"]), _number(row["num_latents"], ",.0f"), Cell("" if uncounted else f"{row['num_tokens']:,}"),
-        Cell(formula or "--"), counted, _number(row["over_flare"], ".2f"),
+        Cell(formula or "--"), counted, _number(row["over_flare"], ".2f", row["runs_over_flare"]),
         Cell(row["paper_formula"]), _number(row["paper_value"], ",.0f"), _number(row["paper_over_flare"], ".2f"),
     ]  # fmt: skip
 
 
-def _number(value: float, form: str) -> Cell:
-    return Cell("" if pandas.isna(value) else format(value, form))
+def _number(value: float, form: str, runs: tuple[str, ...] = ()) -> Cell:
+    return Cell("") if pandas.isna(value) else Cell(format(value, form), runs=runs)
 
 
 def _caption(rows: pandas.DataFrame, scale: str) -> str:

@@ -23,7 +23,12 @@ COLUMNS = {  # heading and LaTeX alignment of what stands in a row, in this orde
 }
 NEEDED = {"label", "dimension", "structure", "counts", "channels", "source", "split", "rejected"}  # of a card
 COORDINATES = ("x", "y", "z")
-SOURCES = {"published": "published files", "presampled": "our points of the full data", "generated": "our solver", quoted.STAND_IN: "STAND-IN"}
+SOURCES = {
+    "published": "published files",
+    "presampled": "our points of the full data",
+    "generated": "our solver",
+    quoted.STAND_IN: "STAND-IN",
+}
 
 
 def build(cards: dict[str, dict], out: Path, *, scale: str) -> None:
@@ -36,16 +41,17 @@ def build(cards: dict[str, dict], out: Path, *, scale: str) -> None:
         if missing := sorted(NEEDED - card.keys()):
             raise ValueError(f"card of the dataset {name}: {', '.join(missing)} missing")
     printed = {row["benchmark"]: row for row in quoted.rows("table3")}
-    used = {quoted.paper_name("dataset", name) or name: card for name, card in cards.items()}
+    names = {quoted.paper_name("dataset", name) or name: name for name in cards}
     notes, blocks, data = Notes(), [], []
-    for name in dict.fromkeys([*printed, *used]):
-        card, paper = used.get(name), printed.get(name, {})
+    for name in dict.fromkeys([*printed, *names]):
+        card, paper = cards.get(names.get(name)), printed.get(name, {})
         label, ours = (card["label"], _row(card)) if card else (name, {"note": _why_unused(name)})
         rows = [[Cell(label), *(_cells(ours, _marks(card, notes)) if card else _dashes(notes.mark(ours["note"])))]]
         rows += [[Cell("the paper's"), *(Cell(paper.get(key, "")) for key in COLUMNS)]] if paper else []
         blocks.append(Block(rows))
         theirs = {f"paper_{key}": paper[key] for key in COLUMNS if key in paper}
-        data.append({"benchmark": label, "scale": scale} | ours | theirs)
+        path = f"results/{scale}/data/{names[name]}.json" if card else ""
+        data.append({"benchmark": label, "scale": scale} | ours | theirs | {"card": path})
     caption = (
         f"The benchmarks, from the cards of the data that were used. Scale: {scale}. Inputs are the features of a point"
         " besides its coordinates, or the coordinates where there is nothing else; rejected are samples that a solver gave"

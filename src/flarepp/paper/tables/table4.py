@@ -34,12 +34,12 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     )
     differing = deviations.words(deviations.find(records, "table1", scale).values())
     stamp = quoted.stamp(scale, (run.data_source for run in runs), differing)
-    data = pandas.DataFrame(
-        [[title, key, *(cell.text for cell in row)] for title, _, keys in parts for key, row in zip(keys, rows.get(title, []))],
-        columns=["model", "key", "setting", "runs", "paper"],
-    )
     texts = dict(notes.items())
-    data["footnotes"] = ["; ".join(texts[mark] for mark in row[1].marks) for block in rows.values() for row in block]
+    data = pandas.DataFrame(
+        [[title, key, *(cell.text for cell in row), "; ".join(texts[mark] for mark in row[1].marks), ";".join(row[1].runs)]
+         for title, _, keys in parts for key, row in zip(keys, rows.get(title, []))],
+        columns=["model", "key", "setting", "ours", "paper", "footnotes", "runs"],
+    )  # fmt: skip
     blocks = [Block(block, title if others else "") for title, block in rows.items()]
     write(Table(caption, columns, blocks, stamp, notes.items()), data, out, "table4")
 
@@ -60,7 +60,7 @@ def _row(runs: list[settings.Run], key: str, notes: Notes) -> list[Cell]:
     name, published = settings.name(key), settings.published(key, runs[0].dataset, runs[0].model)
     if key == "training.seed":
         seeds = sorted({run.settings[key] for run in runs})
-        return [Cell(name), Cell(plain(seeds)), Cell(_paper(*published))]
+        return [Cell(name), Cell(plain(seeds), runs=settings.folders(runs)), Cell(_paper(*published))]
     value, others = settings.usual(runs, key)
     marks = [notes.mark(f"{who}: {settings.words(other)}") for who, other in others.items()]
     having = [run for run in runs if key in run.settings]
@@ -68,7 +68,8 @@ def _row(runs: list[settings.Run], key: str, notes: Notes) -> list[Cell]:
     if lacking:
         marks.append(notes.mark(f"only {settings.labels(having)}"))
     marks += [notes.mark(reason) for reason in settings.on_purpose(having, key)]
-    return [Cell(name), Cell(settings.words(value), marks=tuple(marks)), Cell(_paper(*published))]
+    ours = Cell(settings.words(value), marks=tuple(marks), runs=settings.folders(having))
+    return [Cell(name), ours, Cell(_paper(*published))]
 
 
 def _paper(text: str, source: str) -> str:

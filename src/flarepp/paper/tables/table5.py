@@ -40,11 +40,11 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     caption += " Below, the complete architectures: what sets each apart from the matched backbone." if others else ""
     differing = deviations.words(deviations.find(records, "table1", scale).values())
     stamp = quoted.stamp(scale, (run.data_source for run in runs), differing)
-    header = ["model", "setting", *datasets, *(f"{dataset}_paper" for dataset in datasets), "footnotes"]
     data = pandas.DataFrame(
-        [[title, *(cell.text for cell in row), _footnotes(row, notes)] for title, block in rows.items() for row in block],
-        columns=header,
-    )
+        [[title, *(cell.text for cell in row), _footnotes(row, notes), ";".join(run for cell in row for run in cell.runs)]
+         for title, block in rows.items() for row in block],
+        columns=["model", "setting", *datasets, *(f"{dataset}_paper" for dataset in datasets), "footnotes", "runs"],
+    )  # fmt: skip
     blocks = [Block(block, title if others else "") for title, block in rows.items()]
     write(Table(caption, columns, blocks, stamp, notes.items()), data, out, "table5")
 
@@ -74,7 +74,7 @@ def _ours(key: str, datasets: dict, runs: list[settings.Run], notes: Notes) -> l
         value, others = settings.usual(having, key)
         marks = [notes.mark(f"{who}: {settings.words(other)}") for who, other in others.items()]
         marks += [notes.mark(reason) for reason in settings.on_purpose(having, key)]
-        row.append(Cell(settings.words(value), marks=tuple(marks)))
+        row.append(Cell(settings.words(value), marks=tuple(marks), runs=settings.folders(having)))
     return row
 
 
@@ -83,7 +83,8 @@ def _tokens(dataset: str, runs: list[settings.Run], notes: Notes) -> Cell:
     for run in runs:
         if run.dataset == dataset and (Path(run.folder) / "predictions.h5").exists():
             counts = [len(points) for points in read_predictions(Path(run.folder), "last")["points"]]
-            return Cell(" to ".join(dict.fromkeys(plain(count) for count in (min(counts), max(counts)))))
+            text = " to ".join(dict.fromkeys(plain(count) for count in (min(counts), max(counts))))
+            return Cell(text, runs=(run.folder,))
     return Cell("--", marks=(notes.mark("no run left predictions"),))
 
 
