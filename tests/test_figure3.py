@@ -109,7 +109,7 @@ def verdicts(frame, out: Path, scale="paper", names=(*F3, *PREC)) -> pandas.Data
     about = [claim for claim in claims.read() if claim["id"] in names]
     frame = frame[frame["suite"].isin([claim["needs"]["suite"] for claim in about])]
     frame = frame[frame["dataset"].isin([name for claim in about for name in claim["needs"]["dataset"]])]
-    ledger.build(frame, out, shown="ema", scale=scale, claims=about)
+    ledger.build(frame, out, shown="ema", compared="ema", scale=scale, claims=about)
     return pandas.read_csv(out / "ledger.csv", keep_default_na=False).set_index("id").loc[list(names)]
 
 

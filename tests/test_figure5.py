@@ -164,7 +164,7 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 def verdicts(frame: pandas.DataFrame, scale="paper", claims=None) -> pandas.DataFrame:
-    ledger.build(frame, Path("out"), shown="last", scale=scale, claims=claims)
+    ledger.build(frame, Path("out"), shown="last", compared="last", scale=scale, claims=claims)
     return pandas.read_csv("out/ledger.csv", keep_default_na=False).set_index("id")
 
 

@@ -70,7 +70,7 @@ def judged(name: str, records: pandas.DataFrame, scale="paper") -> dict:
 
 def built(name: str, records: pandas.DataFrame, scale="paper") -> dict[str, str]:
     """The texts of a ledger of one claim or entry by their suffix."""
-    ledger.build(records.assign(scale=scale), Path("out"), shown="last", scale=scale, claims=[CLAIMS[name]])
+    ledger.build(records.assign(scale=scale), Path("out"), shown="last", compared="last", scale=scale, claims=[CLAIMS[name]])
     return {path.suffix: path.read_text() for path in Path("out").glob("ledger.*")}
 
 
@@ -140,7 +140,7 @@ def test_every_claim_of_the_paper_is_there_once():
     read = claims.read()
     names = [claim["id"] for claim in read if not claim.get("beyond")]
     assert len(IDS) == len(set(IDS)) == 37 and sorted(names) == sorted([*IDS, "cost.t3.oom"])
-    ledger.build(frame(), Path("out"), shown="last", scale="quick")
+    ledger.build(frame(), Path("out"), shown="last", compared="last", scale="quick")
     rows = pandas.read_csv("out/ledger.csv").set_index("id")
     assert list(rows.index) == [claim["id"] for claim in read] and set(rows["verdict"]) == {"not run"}
     assert [claim["id"] for claim in read if not claim.get("rule")] == ["lra.average", "lra.best", "lra.tasks"]
@@ -361,7 +361,7 @@ def test_half_the_depth_is_measured_in_time():
     runs = []
     for model, depth, percent, seconds in (("flare", 4, 1.0, 8.0), ("flarepp", 2, 0.9, 6.0), ("flarepp", 4, 0.5, 12.0)):
         runs.append(run("figure3", "darcy", model, percent, depth=depth, latents=16))
-        result = {"status": "ok", "metrics": {"wall_time_s": seconds, "steps": 100}, "spec": {}}
+        result = {"status": "ok", "metrics": {"step_ms": seconds}, "spec": {}}
         write_record(result | {"provenance": {"device": "Some CPU"}}, Path(runs[-1][0]["run"]))
     row = judged("beyond.half_depth", frame(*runs))
     assert row["measured"] == "Darcy B = 2 against 4 (M = 16): error -10.0 %, time a step -25 %; on Some CPU"
@@ -384,7 +384,7 @@ def test_what_the_paper_says_of_its_own_numbers(capsys):
     assert found["prec.table1.full"][:2] == ["Full self-attention 0.683 on Airfoil, B = 8, FP32", "0.58 in Table 1"]
     assert sum(name.startswith("lra.average.") for name in found) == 22
     assert sum(row[2] == "cannot be told" for row in found.values()) == 9
-    ledger.build(frame(), Path("out"), shown="last", scale="quick")
+    ledger.build(frame(), Path("out"), shown="last", compared="last", scale="quick")
     assert len(capsys.readouterr().out.splitlines()) == 6 and "61; 46 agree, 6 do not" in Path("out/ledger.md").read_text()
     assert list(pandas.read_csv("out/consistency.csv").columns) == consistency.COLUMNS
 

@@ -958,7 +958,7 @@ def test_a_stand_in_is_called_one_wherever_data_are_named(tmp_path):
     records = near_field(drivaerml="stand-in")
     for table in (table1, table5):
         table.build(records, tmp_path, shown="last", compared="last", scale="quick")
-    ledger.build(records, tmp_path, shown="last", scale="quick")
+    ledger.build(records, tmp_path, shown="last", compared="last", scale="quick")
     words = "another level of physics"
     for name in ("table1", "table5", "ledger"):
         assert f"generated and stand-in ({words}) data: not the paper's numbers" in (tmp_path / f"{name}.md").read_text()
@@ -1440,7 +1440,7 @@ def test_figure4_is_drawn_from_no_records(tmp_path):
 
 
 def verdicts(records, tmp_path, scale="quick"):
-    ledger.build(records, tmp_path, shown="last", scale=scale)
+    ledger.build(records, tmp_path, shown="last", compared="last", scale=scale)
     return pandas.read_csv(tmp_path / "ledger.csv", keep_default_na=False).set_index("id")
 
 
@@ -1577,7 +1577,7 @@ def test_ledger_holds_back_only_claims_about_the_run_that_differs(tmp_path, publ
         at_paper_scale(gnot, tmp_path / "runs", model__as_published=False)
     claims = [each for each in ledger.read_claims() if each["id"] in ("t1.best", "t1.settransformer", "t1.vs_flare")]
     two = [each | {"needs": each["needs"] | {"dataset": ["elasticity", "darcy"]}} for each in claims]
-    ledger.build(records, tmp_path, shown="last", scale="paper", claims=two)
+    ledger.build(records, tmp_path, shown="last", compared="last", scale="paper", claims=two)
     verdict = pandas.read_csv(tmp_path / "ledger.csv").set_index("id")["verdict"]
     held = "not comparable (settings differ: GNOT: as published no (yes, on purpose))"
     assert verdict["t1.best"] == ("reproduced" if published else held)
@@ -1646,11 +1646,11 @@ def test_ledger_errors_name_the_claim(tmp_path):
     claim = next(each for each in ledger.read_claims() if each["id"] == "prec.order.darcy")
     with pytest.raises(ValueError, match="prec.order.darcy.*nearest: 'order_at_every_depth'"):
         ledger.build(
-            sweep(), tmp_path, shown="last", scale="quick", claims=[claim | {"rule": "order_at_each_depth"}]
+            sweep(), tmp_path, shown="last", compared="last", scale="quick", claims=[claim | {"rule": "order_at_each_depth"}]
         )
     with pytest.raises(ValueError, match="prec.order.darcy.*missing a required argument: 'against'"):
         ledger.build(
-            sweep(), tmp_path, shown="last", scale="quick", claims=[claim | {"with": {"model": "flare"}}]
+            sweep(), tmp_path, shown="last", compared="last", scale="quick", claims=[claim | {"with": {"model": "flare"}}]
         )
     wrong = tmp_path / "claims.yaml"
     wrong.write_text("- {id: x, place: p, statement: s, paper: v, needs: {suite: t}, rul: r}\n")

@@ -114,7 +114,7 @@ def lines(text: str) -> dict[tuple, list[str]]:
 
 
 def verdicts(frame: pandas.DataFrame, scale="quick", claims=None) -> pandas.DataFrame:
-    ledger.build(frame, Path("out"), shown="last", scale=scale, claims=claims)
+    ledger.build(frame, Path("out"), shown="last", compared="last", scale=scale, claims=claims)
     return pandas.read_csv("out/ledger.csv", keep_default_na=False).set_index("id")
 
 

@@ -270,8 +270,9 @@ def add_artefacts(verb) -> None:
         sub.add_argument("--out", type=Path, required=True, help="folder to write to")
         errors = ("last", "ema", "best_test")
         sub.add_argument("--shown", choices=errors, help="which error to show")
+        if name != "figure":
+            sub.add_argument("--compared", choices=errors, help="which error to put beside the paper's, and to judge")
         if name == "table":
-            sub.add_argument("--compared", choices=errors, help="which error to put beside the paper's")
             sub.add_argument("--beside", choices=("both", "ours", "paper", "difference"), default="both",
                              help="which numbers: ours and the paper's, one of them, or ours and how far they lie off")
             sub.add_argument("--cards", type=Path, nargs="+", help="dataset cards, named as the datasets; for table3")

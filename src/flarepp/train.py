@@ -15,6 +15,7 @@ import csv
 import math
 import os
 import pickle
+import statistics
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -108,6 +109,7 @@ class Run(Inference):
     train: Split
     optimiser: Optimiser
     progress: Progress
+    step_seconds: list[float] = field(default_factory=list)  # of every step that this process took
 
     @property
     def model(self) -> nn.Module:
@@ -253,7 +255,9 @@ def fit(run: Run, checkpoint: Path) -> None:
     with tqdm(total=steps, initial=progress.steps, unit="step", disable=None if run.ranks.is_main else True) as bar:
         while progress.steps < steps:
             reached, rate = progress.steps, run.optimiser.schedule.get_last_lr()[0]
+            begun = time.monotonic()
             norm = training_step(run)
+            run.step_seconds.append(time.monotonic() - begun)
             bar.update(progress.steps - reached)
             progress.seconds = before + time.monotonic() - started
             if progress.steps > reached and (progress.steps in marks or progress.steps % interval == 0):
@@ -351,6 +355,7 @@ def metrics_of(run: Run, regions: dict[str, np.ndarray], succeeded: bool) -> dic
         **(errors if succeeded else {}), "steps": run.progress.steps, "skipped_steps": run.progress.skipped,
         "parameter_count": sum(parameter.numel() for parameter in run.model.parameters()),
         "wall_time_s": run.progress.seconds, "peak_memory_mb": peak_memory_mb(run.device),
+        **({"step_ms": 1e3 * statistics.median(run.step_seconds)} if run.step_seconds else {}),
     }
 
 

@@ -118,7 +118,7 @@ rule ledger:
         f"{RESULTS}/logs/paper/ledger.log",
     params:
         folder=RESULTS,
-        shown=f"--shown {PLAN.compared} --scale {SCALE}",
+        shown=f"{SHOWN} --compared {PLAN.compared}",
     message:
         "claims ledger"
     shell:

@@ -30,8 +30,8 @@ def selection(records: pandas.DataFrame) -> pandas.DataFrame:
 def half_depth(records: pandas.DataFrame, shown: str) -> pandas.DataFrame:
     """Pairs of FLARE at B and FLARE++ at B / 2 of Figure 3, a row each, at the same dataset and latents.
 
-    num_blocks is B; change and time are by how many percent the error of FLARE++ and the time of its steps (the run's,
-    evaluations included, on `device`) differ from FLARE's, NaN time on different devices.
+    num_blocks is B; change and time are by how many percent the error of FLARE++ and the time of its steps (the run's
+    median, on `device`) differ from FLARE's, NaN time on different devices.
     """
     grid = cells(records, SOURCES[HALF_DEPTH], shown)
     grid = grid[grid["n"] > 0]
@@ -50,11 +50,9 @@ def half_depth(records: pandas.DataFrame, shown: str) -> pandas.DataFrame:
 
 
 def _step(run: str) -> tuple[float, str]:
-    """Seconds a step and the device of a run; NaN and "" where its record does not say."""
+    """Milliseconds a step and the device of a run; NaN and "" where its record does not say."""
     result = read_run(Path(run))[1]
-    metrics = result["metrics"]
-    seconds = metrics.get("wall_time_s", numpy.nan) / metrics.get("steps", numpy.nan)
-    return seconds, result.get("provenance", {}).get("device", "")
+    return result["metrics"].get("step_ms", numpy.nan), result.get("provenance", {}).get("device", "")
 
 
 def _compared(ours: list[tuple[float, str]], theirs: list[tuple[float, str]]) -> tuple[float, str]:
@@ -62,5 +60,5 @@ def _compared(ours: list[tuple[float, str]], theirs: list[tuple[float, str]]) ->
     devices = {device for _, device in [*ours, *theirs]}
     if len(devices) > 1:
         return numpy.nan, " and ".join(sorted(devices))
-    means = [numpy.mean([seconds for seconds, _ in each]) for each in (ours, theirs)]
+    means = [numpy.mean([time for time, _ in each]) for each in (ours, theirs)]
     return 100 * (means[0] / means[1] - 1), devices.pop()

@@ -26,21 +26,22 @@ BEYOND = ["id", "statement", "measured", "n", "verdict", "runs"]  # columns of e
 
 
 def build(
-    records: pandas.DataFrame, out: Path, *, shown: str, scale: str, claims: list[dict] | None = None
+    records: pandas.DataFrame, out: Path, *, shown: str, compared: str, scale: str, claims: list[dict] | None = None
 ) -> None:
     """Write out/ledger.md, .csv, .tex and .html, and out/consistency.csv; print what in the paper does not agree.
 
-    records: the tidy table of all suites. claims: those of claims.yaml unless given. ValueError names the
-    claim whose rule or parameters are wrong, or the scales that do not agree.
+    records: the tidy table of all suites. compared: the error that is judged; shown: the one that figures show, whose
+    predictions say where errors sit. claims: those of claims.yaml unless given. ValueError names the claim whose rule or
+    parameters are wrong, or the scales that do not agree.
     """
     check_scale(records, scale)
     claims = read_claims() if claims is None else claims
     suites = dict.fromkeys(claim["needs"]["suite"] for claim in claims if claim.get("rule"))
-    by_suite = {suite: frame(records, suite, shown) for suite in suites}
+    by_suite = {suite: frame(records, suite, shown if suite == location.SUITE else compared) for suite in suites}
     differing = {suite: _differing(records, suite, scale) for suite in suites}
     entries = pandas.DataFrame([decide(claim, by_suite, differing, scale) for claim in claims], columns=COLUMNS)
-    weights = quoted.weights_words(shown)
-    caption = f"Claims of the paper and what was measured here. Scale: {scale}. Shown: {weights}."
+    weights = quoted.weights_words(compared)
+    caption = f"Claims of the paper and what was measured here. Scale: {scale}. Errors: {weights}."
     stamp = quoted.stamp(
         scale,
         (source for found in by_suite.values() for source in found["data_source"] if source),

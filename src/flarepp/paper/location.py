@@ -29,7 +29,7 @@ COLUMNS = [
 def frame(records: pandas.DataFrame, shown: str) -> pandas.DataFrame:
     """One row per dataset of FEATURES on which the first seeds of both models have predictions, with COLUMNS.
 
-    shown: "ema" weights, or else the last ones, as in the figures. case is the one at the median error of FLARE++; overlap
+    shown: what Figures 6 to 9 show, "ema" weights or else the last ones. case is the one at the median error of FLARE++; overlap
     (overlap_case) is the share of FLARE's points TOP that are FLARE++'s too, over all test cases (in that case); share is
     the feature's of all points, and under a model's name that of its points TOP on the feature. A run that ended badly
     leaves its status alone.
