@@ -25,8 +25,8 @@ td.title { font-style: italic; }
 section { border-top: 1px solid #ddd; padding: .2rem .6rem; overflow-wrap: anywhere; }
 section h3 { margin: .3rem 0; }
 section ul { columns: 34rem; list-style: none; margin: .3rem 0; padding: 0; }
-a { color: #0b4a8f; text-decoration-thickness: 1px; text-underline-offset: 2px; }
-u { text-decoration-style: double; }
+a { color: #0b4a8f; text-decoration: none; }
+a:hover { text-decoration: underline dotted; }
 :target { background: #fff1b8; }
 """
 
