@@ -173,7 +173,7 @@ def lines(axis) -> dict[tuple[bool, str], list[float]]:
     found = {}
     for line, *_ in axis.containers:
         solid, filled = line.get_linestyle() == "-", line.get_markerfacecolor() == line.get_color()
-        assert solid == filled and (solid or line.get_markerfacecolor() == "white")
+        assert solid == filled and (solid or line.get_markerfacecolor() == "none")
         found[solid, line.get_marker()] = [round(float(value), 6) for value in line.get_ydata()]
     return found
 
@@ -334,15 +334,15 @@ def every(records):
 
 
 MEASURED = {
-    "f3.cells": "lower in 21 of 21 cells, change -53 to -21 %",
-    "f3.depth.elasticity": "45, 44, 44 % at B = 2, 4, 8, mean over M = 32, 64, 128",
-    "f3.depth.darcy": "37, 28, 22 % at B = 2, 4, 8, M = 128",
-    "f3.saturate.elasticity": "FLARE +17.2 %, +5.6 %, 0 %; FLARE++ -11.8 %, -7.4 %, -12.5 %"
+    "f3.cells": "lower in 21 of 21 cells, error -53 to -21 %",
+    "f3.depth.elasticity": "FLARE++ over FLARE: error lower by 45, 44, 44 % at B = 2, 4, 8, mean over M = 32, 64, 128",
+    "f3.depth.darcy": "FLARE++ over FLARE: error lower by 37, 28, 22 % at B = 2, 4, 8, M = 128",
+    "f3.saturate.elasticity": "error of FLARE +17.2 %, +5.6 %, 0 %; FLARE++ -11.8 %, -7.4 %, -12.5 %"
     " from M = 32 to 128 at B = 2, 4, 8",
-    "f3.saturate.darcy": "FLARE +0.5 %, FLARE++ -1.2 % from M = 128 to 256 at B = 8",
+    "f3.saturate.darcy": "error of FLARE +0.5 %, FLARE++ -1.2 % from M = 128 to 256 at B = 8",
     "f3.half_depth": "B = 4 against 8: lower at 7 of 7; B = 2 against 4: lower at 2 of 7 latent budgets",
-    "prec.order.airfoil": "FLARE++ over FLARE: -9.1 % at B = 2, +0.4 % at B = 4, -15.3 % at B = 8",
-    "prec.flip.airfoil.b8": "FLARE++ over Full self-attention: -24.6 % in FP32, +2.3 % in FP16",
+    "prec.order.airfoil": "error of FLARE++ over FLARE: -9.1 % at B = 2, +0.4 % at B = 4, -15.3 % at B = 8",
+    "prec.flip.airfoil.b8": "error of FLARE++ over Full self-attention: -24.6 % in FP32, +2.3 % in FP16",
 }
 
 
@@ -497,7 +497,7 @@ def test_rules_decide_nothing_where_too_little_is_there():
         assert rule(none, **more) is rule(one[:1], **more) is None
     assert sweeps.saturates(one, **PAIR, percent=3) is sweeps.flattens(one, percent=3) is None
     assert sweeps.half_depth(one, **PAIR, shallow=2) is None
-    assert sweeps.flips(one, **PAIR) == ("B over A: -50.0 % in FP16", False)
+    assert sweeps.flips(one, **PAIR) == ("error of B over A: -50.0 % in FP16", False)
     assert sweeps.coincides_at(one, **PAIR, num_blocks=4, percent=2)[1] is None
     assert sweeps.coincides_at(one, **PAIR, num_blocks=2, percent=2)[1] is False
     assert sweeps.reduction_by_depth(one, **PAIR, percents={4: 44}, tolerance=5, mean=True)[1] is None

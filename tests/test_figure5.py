@@ -108,7 +108,8 @@ def records(
                 if own is not None:
                     entries.append(leave(size, model, tokens, latents, **{"changes": changes} | own))
     assert not special
-    record.records({"suite": "figure5", "scale": size["scale"], "entries": entries}).to_csv("records.csv", index=False)
+    frame = record.records({"suite": "figure5", "scale": size["scale"], "entries": entries})
+    record.write_records(frame, Path("records.csv"))
     return record.read_records(Path("records.csv"))
 
 

@@ -7,10 +7,12 @@ import shutil
 import sys
 from pathlib import Path
 
+import h5py
 import pytest
 from folders import leave
 
 from flarepp import __main__, record
+from flarepp.data import store
 
 ERRORS = {"full": 0.05, "flare": 0.0625, "flarepp": 0.03125, "transolver": 0.125}
 
@@ -132,16 +134,51 @@ def test_a_run_that_is_gone_is_missed(project, collect, artefacts):
         assert code == 2 and "flare/B2-fp32-s0/metrics.json: the run's record is missing" in said
 
 
-def rewrite(change):
+def rewrite(change, digest=False):
+    """Edit the table by hand, line by line; digest: make up one for what it became."""
     lines = Path("records.csv").read_text().splitlines()
-    Path("records.csv").write_text("\n".join(line for line in map(change, lines) if line is not None) + "\n")
+    text = "\n".join(line for line in map(change, lines) if line is not None) + "\n"
+    record._write_table(text, Path("records.csv")) if digest else Path("records.csv").write_text(text)
 
 
-def test_a_run_that_is_left_out_of_the_table_has_no_number(artefacts):
-    rewrite(lambda line: None if "/flare/" in line else line)
-    assert artefacts() == (0, "")
-    table = Path("out/table1.md").read_text()
-    assert "FLARE++" in table and "6.25" not in table
+MADE_UP = "table1,,quick,pipe,Pipe,flarepp,FLARE++,ranked,2,,,,fp32,0,ok,generated,last,0.0001"
+
+
+@pytest.mark.parametrize("change", [
+    lambda line: f"{line}\n{MADE_UP}" if line.startswith("suite,") else line,
+    lambda line: MADE_UP.replace(",ok,generated,last,0.0001", ",not affordable,,status,") if "/flare/" in line else line,
+    lambda line: line.replace(",FLARE,", ",x,").replace(",FLARE++,", ",FLARE,").replace(",x,", ",FLARE++,"),
+    lambda line: line.replace(",Darcy,", ",Elasticity,"),
+    lambda line: line.replace(",FLARE,ranked,", ",FLARE,reference,"),
+    lambda line: line.replace(",flare,FLARE,", ",flarex,FLARE,"),
+    lambda line: None if "/flare/" in line else line,
+    lambda line: None if "/flare/" in line and ",ema," in line else line,
+    lambda line: line.replace(",0.03125", ",0.0001"),
+], ids=["made up row", "not affordable", "labels", "dataset labels", "role", "name", "dropped model", "dropped row", "error"])
+def test_a_table_that_was_edited_in_any_column_or_row_is_refused(artefacts, call, change):
+    rewrite(change)
+    joined = call("records", "--join", "records.csv", "--out", "joined.csv")
+    words = "--records records.csv --out out --shown last --compared last --scale quick"
+    judged = call("ledger", *words.split())
+    for code, said in (artefacts(), joined, judged):
+        assert code == 2 and said == "error: records.csv: was changed after it was collected; delete it and run again\n"
+    assert not Path("out").exists() and not Path("joined.csv").exists()
+
+
+def test_a_table_without_its_digest_is_refused(artefacts):
+    Path("records.csv.sha256").unlink()
+    code, said = artefacts()
+    assert code == 2 and said == "error: records.csv: has no digest, records.csv.sha256; delete it and run again\n"
+
+
+def test_joined_records_are_the_rows_of_all_under_one_header_with_the_usual_digest(project, call, artefacts):
+    record.write_json(record.read_json(Path("plan.json")) | {"entries": [leave("flare", 0.5, seed=1)]}, Path("more.json"))
+    assert call("records", "--plan", "more.json", "--out", "more.csv") == (0, "")
+    first, more = (Path(name).read_text() for name in ("records.csv", "more.csv"))
+    assert call("records", "--join", "records.csv", "more.csv", "--out", "joined.csv") == (0, "")
+    assert Path("joined.csv").read_text() == first + more.split("\n", 1)[1] and more.count("\n") == 5
+    assert Path("joined.csv.sha256").read_text() == f"{record.sha256(Path('joined.csv'))}  joined.csv\n"
+    assert len(record.read_records(Path("joined.csv"))) == 20
 
 
 def only(model, metric, change):
@@ -162,8 +199,8 @@ def only(model, metric, change):
     (only("flarepp", "last", lambda line: line.replace(",fp32,", ",fp16,")), "precision: got 'fp16', its record has 'fp32'"),
     (lambda line: line.replace(",flare,FLARE,", ",flarepp,FLARE++,"), "model: got 'flarepp', its record has 'flare'"),
 ])  # fmt: skip
-def test_a_table_that_was_edited_is_refused(artefacts, change, words):
-    rewrite(change)
+def test_a_table_made_up_with_its_digest_is_checked_against_the_runs(artefacts, change, words):
+    rewrite(change, digest=True)
     code, said = artefacts()
     assert code == 2 and "records.csv: results/quick/runs/table1/darcy/flare" in said and words in said, said
     assert not Path("out").exists()
@@ -190,3 +227,41 @@ def test_changed_weights_are_refused(project, collect):
     assert code == 2 and "flare/B2-fp32-s0/model.safetensors: was changed after the run ended" in said
     (project["flare"] / "model.safetensors").unlink()  # what is gone changed no number
     assert collect() == (0, "")
+
+
+@pytest.fixture
+def dataset(benchmark):
+    """A dataset file and its card, as `data` leaves them; returns the file."""
+    facts = {"label": "Darcy", "dimension": "2D", "structure": "unstructured", "grid": None, "rejected": 0}
+    facts |= {"split": "first / last", "counts": {"train": 16, "test": 6, "points": 60}, "fingerprint": benchmark.fingerprint}
+    store.write(benchmark, Path("data/darcy.h5"))
+    record.write_with_digest(benchmark.card | facts, Path("data/darcy.json"))
+    return Path("data/darcy.h5")
+
+
+@pytest.fixture
+def shown(call, dataset):
+    """What Table 3 and Figure 2 say of the dataset."""
+    return lambda: (call("table", "table3", "--cards", "data/darcy.json", "--out", "out", "--scale", "quick"),
+                    call("figure", "figure2", "--stores", "data/darcy.h5", "--out", "out", "--scale", "quick"))  # fmt: skip
+
+
+def test_a_card_that_was_edited_or_is_gone_is_refused(dataset, shown):
+    assert shown() == ((0, ""), (0, "")) and Path("out/table3.md").exists() and Path("out/figure2.png").exists()
+    card = record.read_json(dataset.with_suffix(".json"))
+    for other, words in ((card | {"source": "published"}, "was changed after it was made"),
+                         (record._without_digest(card), "has no digest of itself, as a dataset card has")):
+        record.write_json(other, dataset.with_suffix(".json"))
+        assert shown() == 2 * ((2, f"error: data/darcy.json: {words}; delete it and run again\n"),)
+    dataset.with_suffix(".json").unlink()
+    for code, said in shown():
+        assert code == 2 and "data/darcy.json: the dataset card is missing; `snakemake data/darcy.json` makes" in said
+
+
+@pytest.mark.parametrize("name", ["test/target", "test/features", "train/target", "norm/target"])
+def test_a_dataset_file_that_was_edited_is_not_drawn(dataset, shown, name):
+    with h5py.File(dataset, "r+") as file:
+        file[name][0] = 7 * file[name][0] + 1
+        file.attrs["fingerprint"] = record.fingerprint(record._arrays(file))  # made up: the card has the true one
+    said = "error: data/darcy.h5: the arrays are not those of its card; delete both and run again\n"
+    assert shown()[1] == (2, said) and not Path("out/figure2.png").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,13 @@ import pandas
 import pytest
 import yaml
 
-from flarepp import __main__, spec
+from flarepp import __main__, record, spec
 from flarepp.paper import cells as averaging
 from flarepp.paper.rules import accuracy as rules
-from flarepp.paper import consistency, deviations, fields, ledger, quoted, settings, style, typeset
-from flarepp.paper.figures import figure2, figure4, figure6, figure7, figure8, figure9
+from flarepp.paper import claims, consistency, deviations, fields, ledger, quoted, settings, style, typeset
+from flarepp.paper.figures import error_distribution, figure2, figure4, figure6, figure7, figure8, figure9, learning_curves
 from flarepp.paper.tables import table1, table3, table4, table5
-from flarepp.record import COLUMNS, read_case, read_json, read_predictions, read_run, write_json, write_predictions, write_record
+from flarepp.record import COLUMNS, read_case, read_json, read_predictions, read_run, write_predictions, write_record
 
 LABELS = {
     "full": ("Full self-attention", "reference"),
@@ -568,7 +567,7 @@ def test_records_of_another_scale_are_refused(tmp_path, build, scales):
     runs = [entry("darcy", "flare", 0.1, seed=seed) for seed in range(len(scales))]
     records = pandas.concat([frame(run).assign(scale=scale) for run, scale in zip(runs, scales)])
     words = "scale 'paper' was asked for, but the records are of scale " + ", ".join(f"'{each}'" for each in scales)
-    compared = {"compared": "last"} if build in (table1, table4, table5) else {}
+    compared = {"compared": "last"} if build in (table1, table4, table5, ledger) else {}
     with pytest.raises(ValueError, match=words):
         build.build(records, tmp_path, shown="last", scale="paper", **compared)
     assert not list(tmp_path.iterdir())
@@ -1179,11 +1178,14 @@ def store(folder: Path, name: str, points: numpy.ndarray, grid=None, offsets=Non
         features = numpy.concatenate([points, numpy.where(points[..., :1] > 0.5, 12.0, 3.0)], axis=-1)
     folder.mkdir(exist_ok=True)
     with h5py.File(folder / f"{name}.h5", "w") as file:
-        file["test/features"], file["test/target"] = features, numpy.sin(3 * points[..., :1]) + points[..., 1:2]
-        file.attrs.update({"name": name, "complete": True, "card": json.dumps(card(name, grid, **changes))})
-        file.attrs.update({"grid": grid} if grid else {})
+        for split in ("train", "test"):
+            file[f"{split}/features"], file[f"{split}/target"] = features, numpy.sin(3 * points[..., :1]) + points[..., 1:2]
+        file["norm/features"], file["norm/target"] = numpy.zeros((2, 2)), numpy.ones((2, 1))
+        file.attrs.update({"name": name, "complete": True})
         if offsets:
             file["test/offsets"] = offsets
+        arrays = {"fingerprint": record.fingerprint(record._arrays(file))}
+    record.write_with_digest(card(name, grid, **changes) | arrays, folder / f"{name}.json")
     return folder / f"{name}.h5"
 
 
@@ -1315,7 +1317,7 @@ def test_the_command_line_gives_an_artefact_what_it_is_made_from(tmp_path, monke
         return __main__.main()
 
     for name, each in cards().items():
-        write_json(each, tmp_path / f"{name}.json")
+        record.write_with_digest(each, tmp_path / f"{name}.json")
     assert call("table", "table3", "--cards", *(tmp_path / f"{name}.json" for name in FIVE)) == 0
     assert (tmp_path / "table3.md").exists()
     for words, missing in (
@@ -1448,8 +1450,8 @@ def test_ledger_lists_every_claim_and_judges_none_on_generated_data(tmp_path):
     rows = verdicts(sweep(), tmp_path)
     assert len(rows) == 43
     assert rows.loc["prec.order.darcy", "verdict"] == "not comparable (scale quick, generated data)"
-    assert rows.loc["prec.order.darcy", "measured"].startswith("lower in 4 of 4 cells, change -33 to -33 %")
-    assert rows.loc["prec.full.darcy.b2", "measured"] == "+20 %"
+    assert rows.loc["prec.order.darcy", "measured"].startswith("lower in 4 of 4 cells, error -33 %")
+    assert rows.loc["prec.full.darcy.b2", "measured"] == "error +20 % from FP32 to FP16"
     assert rows.loc["prec.full.airfoil.b8", "measured"] == "missing: Airfoil"
     assert rows.loc["lra.best", "verdict"] == "not run" and "table6" in rows.loc["lra.best", "measured"]
     assert (rows.loc["t1.best", ["verdict", "n"]] == ["not run", 0]).all()
@@ -1493,7 +1495,7 @@ def test_ledger_counts_the_fewest_seeds_and_names_cells_as_they_are(tmp_path):
     again = sweep()[lambda rows: rows["model"] == "flare"].assign(seed=1)
     again["run"] = again["run"].str.replace("s0", "s1")
     rows = verdicts(pandas.concat([sweep(), again]), tmp_path)
-    assert rows.loc["prec.order.darcy", "n"] == 1 and "change -33 to -33" in rows.loc["prec.order.darcy", "measured"]
+    assert rows.loc["prec.order.darcy", "n"] == 1 and "error -33 %" in rows.loc["prec.order.darcy", "measured"]
     records = frame(entry("darcy", "flare", 0.1), entry("darcy", "flarepp", None, status="diverged", depth=8))
     measured = verdicts(records, tmp_path).loc["t1.vs_flare", "measured"]
     assert measured.startswith("FLARE++ on Darcy, B = 8, fp32: diverged; missing:")
@@ -1501,7 +1503,7 @@ def test_ledger_counts_the_fewest_seeds_and_names_cells_as_they_are(tmp_path):
 
 def errors(**mean) -> pandas.DataFrame:
     """Cells on one dataset for a rule."""
-    rows = [{"model": model, "mean": value} for model, value in mean.items()]
+    rows = [{"model": model, "label": model.upper(), "mean": value} for model, value in mean.items()]
     return pandas.DataFrame(rows).assign(dataset="drivaerml", dataset_label="DrivAerML", num_blocks=0, precision="")
 
 
@@ -1552,20 +1554,23 @@ def test_ledger_judges_the_accuracy_claims_on_the_rows_there_are(tmp_path):
     assert len(claims) == 7 and (rows.loc[claims, "verdict"] == "not comparable (scale quick, generated data)").all()
     measured = rows["measured"].str.split("; missing").str[0]
     assert measured["t1.best"] == "lowest on 2 of 2 (Elasticity, Darcy) against 8 other models"
-    assert measured["t1.vs_flare"] == "31.5 % (22 to 41) over Elasticity, Darcy"
-    assert measured["t1.vs_t3"] == "43.4 % (43 to 44) over Elasticity, Darcy"
-    assert measured["t1.vs_full"] == "Elasticity -7 %, Darcy +37 %"
-    assert measured["t1.t3_vs_t"] == "2 ahead, 0 behind: Elasticity -5.6 %, Darcy -1.0 %"
+    assert measured["t1.vs_flare"] == "FLARE++ over FLARE: error lower by 31.5 % (22 to 41) over Elasticity, Darcy"
+    assert measured["t1.vs_t3"] == "FLARE++ over Transolver-3: error lower by 43.4 % (43 to 44) over Elasticity, Darcy"
+    assert measured["t1.vs_full"] == "error of FLARE++ over Full self-attention: Elasticity -7 %, Darcy +37 %"
+    assert measured["t1.t3_vs_t"] == (
+        "2 ahead, 0 behind; error of Transolver-3 over Transolver: Elasticity -5.6 %, Darcy -1.0 %")
     assert measured["t1.settransformer"] == "strongest on 1 of 2 (Elasticity, Darcy)"
-    assert measured["t1.workspace"] == "4 of 4 trail, by 1.29 to 7.37"
+    assert measured["t1.workspace"] == "4 of 4 trail; errors are 1.29 to 7.37 times that of FLARE++"
     gone = every[(every["model"] != "lno") & ((every["model"] != "set_transformer") | (every["dataset"] != "darcy"))].copy()
     gone.loc[(gone["model"] == "transolver3") & (gone["dataset"] == "darcy"), ["status", "value"]] = ["diverged", None]
     rows = verdicts(gone, tmp_path)
     assert rows.loc["t1.best", "measured"].startswith("lowest on 2 of 2 (Elasticity, Darcy) against 5 to 7 other models; Tran")
     assert "missing: Airfoil, Pipe, DrivAerML-40K; LNO; 1 further cell" in rows.loc["t1.best", "measured"]
     assert rows.loc["t1.settransformer", "measured"].startswith("strongest on 1 of 1 (Elasticity); Transolver-3 on Darcy")
-    assert rows.loc["t1.workspace", "measured"].startswith("2 of 2 trail, by 3.49 to 7.37; missing:")
-    assert rows.loc["t1.vs_t3", "measured"].startswith("44.1 % over Elasticity; Transolver-3 on Darcy, B = 8, fp32: diverged")
+    trail = "2 of 2 trail; errors are 3.49 to 7.37 times that of FLARE++; missing:"
+    assert rows.loc["t1.workspace", "measured"].startswith(trail)
+    words = "error lower by 44.1 % over Elasticity; Transolver-3 on Darcy, B = 8, fp32: diverged"
+    assert rows.loc["t1.vs_t3", "measured"].startswith(f"FLARE++ over Transolver-3: {words}")
     assert rows.loc["t1.vs_t3", "verdict"] == "not comparable (scale quick, generated data, 1 needed run failed)"
 
 
@@ -1628,18 +1633,20 @@ def test_table5_counts_the_points_of_ragged_samples(tmp_path):
     assert tabular(tmp_path, "table5")["tokens"] == "3 to 5 | 5 | 972 | 7225"
 
 
-def test_no_change_has_no_sign():
+def test_a_small_change_has_one_more_decimal_and_none_has_no_sign():
     cell = errors(flare=1.0, flarepp=1.001)
     small = rules.mean_reduction(pandas.concat([cell, cell.assign(dataset="b")]), "flarepp", "flare", 24, 5)[0]
-    assert small.startswith("-0.1 % (0 to 0)")
+    assert small.startswith("FLAREPP over FLARE: error lower by -0.1 % (0 to 0)")
     measured = rules.better_on(errors(flare=1.0, flarepp=0.999), "flarepp", "flare", ["drivaerml"])[0]
-    assert measured == "DrivAerML 0 %"
+    assert measured == "error of FLAREPP over FLARE: DrivAerML -0.1 %"
+    assert rules.better_on(errors(flare=1.0, flarepp=1.0), "flarepp", "flare", [])[0].endswith(": DrivAerML 0 %")
 
 
 def test_paper_agrees_with_itself_where_it_does():
     rows = {row[0]: row for row in consistency.rows(ledger.read_claims())}
     assert [name for name, row in rows.items() if row[3] == "no" and name.startswith(("t1.", "cp."))] == ["t1.workspace", "cp.unity"]
-    assert rows["t1.vs_flare"][2].startswith("24.3 % (9 to 41)") and rows["t1.vs_t3"][2].startswith("31.3 % (18 to 44)")
+    assert rows["t1.vs_flare"][2].startswith("FLARE++ over FLARE: error lower by 24.3 % (9 to 41)")
+    assert rows["t1.vs_t3"][2].startswith("FLARE++ over Transolver-3: error lower by 31.3 % (18 to 44)")
 
 
 def test_ledger_errors_name_the_claim(tmp_path):
@@ -1675,3 +1682,27 @@ def test_paper_layer_imports_record_only_and_never_torch():
     code = f"import sys\nfor name in {names}: __import__('flarepp.paper.' + name)\n"
     code += "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("build", [table1, table4, table5, figure4, figure6, learning_curves, error_distribution])
+def test_records_of_other_suites_are_refused_by_name(tmp_path, build):
+    records = frame(entry("darcy", "flare", 0.1)).assign(scale="paper", suite="another")
+    compared = {"compared": "last"} if build in (table1, table4, table5) else {}
+    suite = "figure4" if build is figure4 else "table1"
+    with pytest.raises(ValueError, match=f"records of suite '{suite}' are wanted, but these are of 'another'"):
+        build.build(records, tmp_path, shown="last", scale="paper", **compared)
+    assert not list(tmp_path.iterdir())
+
+
+def test_claims_of_figure4_are_measured_at_the_depths_of_the_scale(tmp_path):
+    records = sweep()
+    shallow = records.assign(num_blocks=records["num_blocks"] / 2)  # 1 and 2
+    rows = verdicts(shallow, tmp_path)
+    assert rows.loc["prec.order.darcy", "measured"] == "lower in 4 of 4 cells, error -33 %"
+    assert rows.loc["prec.order.darcy", "verdict"].startswith("not comparable (scale quick")
+    assert rows.loc["prec.band", "measured"].endswith("missing: Airfoil")
+    assert rows.loc["prec.flip.airfoil.b8", "measured"].startswith("missing: ")
+    level = shallow.assign(value=[0.1 if model == "flare" else 0.10001 for model in shallow["model"]])
+    measured = verdicts(level, tmp_path).loc["prec.order.darcy", "measured"]
+    assert measured.startswith("lower in 0 of 4 cells, errors within 0.1 % of each other; not at B = 1")
+    assert claims.needs_at(shallow, {"suite": "figure4", "num_blocks": [8]}, "quick")["num_blocks"] == [8]

@@ -33,7 +33,7 @@ def test_records_keep_status_source_and_every_metric(tmp_path):
         entry(leave_run(tmp_path / "c", status="diverged", steps=3), model="full"),
         entry("", model="lno", absent="not affordable")]}
     path = tmp_path / "records.csv"
-    record.records(plan).to_csv(path, index=False)
+    record.write_records(record.records(plan), path)
     columns = ["model", "status", "data_source", "metric", "value"]
     found = [tuple("" if value != value else value for value in row)  # NaN is an empty cell
              for row in record.read_records(path)[columns].itertuples(index=False)]
@@ -73,7 +73,7 @@ def test_the_learning_curve_is_read_at_its_evaluations(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "not a table\nat,all", "\x00"])
 def test_what_is_no_records_table_is_refused_by_name(tmp_path, content):
-    (tmp_path / "records.csv").write_text(content)
+    record._write_table(content, tmp_path / "records.csv")
     with pytest.raises(ValueError, match="records.csv"):
         record.read_records(tmp_path / "records.csv")
 

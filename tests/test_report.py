@@ -17,7 +17,7 @@ from flarepp import __main__
 from flarepp.paper import document, html, style, typeset
 from flarepp.paper.trace import FIELDS, trace
 from flarepp.paper.typeset import Block, Cell, Table
-from flarepp.record import digest, read_json, records, write_json, write_record
+from flarepp.record import digest, read_json, records, write_json, write_record, write_records
 
 LABELS = {"flare": "FLARE", "flarepp": "FLARE++"}
 ERRORS = {("darcy", "flare"): 0.0524, ("darcy", "flarepp"): 0.39829747285693884, ("pipe", "flare"): 0.51,
@@ -86,7 +86,7 @@ def results(tmp_path, monkeypatch):
         entries = [write_run(*key, seed, suite) for key in ERRORS for seed in (0, 1)]
         path = Path(f"results/quick/records/{suite}.csv")
         path.parent.mkdir(parents=True, exist_ok=True)
-        records({"suite": suite, "scale": "quick", "entries": entries}).to_csv(path, index=False)
+        write_records(records({"suite": suite, "scale": "quick", "entries": entries}), path)
     call(monkeypatch, "table", "table1", "--records", "results/quick/records/table1.csv", "--out", "results/quick/tables",
          "--shown", "last", "--compared", "last", "--scale", "quick")
     return Path("results/quick")
@@ -95,6 +95,13 @@ def results(tmp_path, monkeypatch):
 def call(monkeypatch, *words: str) -> int:
     monkeypatch.setattr(sys, "argv", ["flarepp", *words])
     return __main__.main()
+
+
+def test_the_same_runs_have_the_same_anchor():
+    links = html.Links()
+    found = [links.to(runs) for runs in (("a", "b"), ("b",), ("a", "b"), ("b", "a"), ("a", "a"), ("b",), ("a",))]
+    assert found == ["runs-1", "run-2", "runs-1", "runs-2", "runs-3", "run-2", "run-1"]
+    assert links.runs == ["a", "b"] and links.sets == [("a", "b"), ("b", "a"), ("a", "a")]
 
 
 def test_a_page_escapes_whatever_a_label_holds():
@@ -292,12 +299,53 @@ def test_what_the_engine_lacks_is_one_line(artefacts, tmp_path, monkeypatch, scr
     assert said.endswith(expected) and (artefacts["out"] / "paper.pdf").exists() == ("written" in expected)
 
 
+def test_the_engine_runs_until_page_numbers_stay(tmp_path, monkeypatch):
+    """Once for the contents, once more with the pages that they move, and once more with their numbers."""
+    script = "for word; do case $word in -output-directory=*) echo pass >> \"${word#*=}/paper.pdf\";; esac; done"
+    engine(tmp_path, monkeypatch, script)
+    document.build([], [], tmp_path, tmp_path / "out", scale="quick")
+    assert (tmp_path / "out/paper.pdf").read_text() == "pass\n" * 3
+
+
 def test_a_document_that_does_not_compile_is_an_error_and_leaves_no_older_pdf(artefacts, tmp_path, monkeypatch):
     (artefacts["out"] / "paper.pdf").write_bytes(b"older")
     engine(tmp_path, monkeypatch, "echo '! Undefined control sequence.'; exit 1")
-    with pytest.raises(RuntimeError, match="Undefined control sequence"):
+    with pytest.raises(ValueError, match="Undefined control sequence"):
         document.build(**artefacts)
     assert not (artefacts["out"] / "paper.pdf").exists()
+
+
+@pytest.mark.parametrize("changed, words", [
+    ({"tables": [Path("nope.tex")]}, "nope.tex: not there"),
+    ({"tables": [Path("table1.md")]}, "table1.md: a .tex file is wanted"),
+    ({"figures": [Path("x.png")]}, "x.png: a .pdf file is wanted"), ({"figures": [Path("x.pdf")]}, "x.pdf: not there"),
+    ({"captions": Path("nowhere")}, "nowhere/[a-z0-9_]+.rst: not there")])
+def test_the_document_is_made_of_its_kinds_of_files_alone(artefacts, changed, words):
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        document.build(**artefacts | changed)
+    assert not (artefacts["out"] / "paper.tex").exists()
+
+
+def test_a_dataset_names_a_column_of_table5(results):
+    runs = [run_of(dataset, "flarepp", 0) for dataset in ("darcy", "pipe")]
+    row = {"model": "matched backbone", "setting": "batch size", "darcy": 4, "pipe": 8, "darcy_paper": 2, "pipe_paper": 1}
+    pandas.DataFrame([row | {"runs": ";".join(runs)}]).to_csv(results / "tables/table5.csv", index=False)
+    lines = trace("table5", ["darcy", "batch size"], results).splitlines()
+    assert lines[1:4] == ["  ours: 4", "  paper: 2", f"  {runs[0]}"] and not any(runs[1] in line for line in lines)
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["figure", "figure4", "--records", "no.csv", "--out", "x", "--shown", "last"], "--records no.csv: not there"),
+    (["table", "table3", "--cards", "no.json", "--out", "x"], "no.json: the dataset card is missing"),
+    (["document", "--tables", "t.tex", "--figures", "f.pdf", "--captions", ".", "--out", "file"],
+     "--out file: a file is where a folder is wanted")])
+def test_a_file_that_is_not_there_or_in_the_way_is_one_line_that_names_it(tmp_path, monkeypatch, capsys, words, expected):
+    monkeypatch.chdir(tmp_path)
+    for name in ("t.tex", "f.pdf", "f.rst", "file"):
+        Path(name).write_text("")
+    assert call(monkeypatch, *words, "--scale", "quick") == 2
+    error = capsys.readouterr().err
+    assert expected in error and "Errno" not in error and error.count("\n") == 1
 
 
 def engine(folder: Path, monkeypatch, script: str) -> None:
@@ -314,3 +362,53 @@ def test_captions_hold_no_character_or_markup_that_the_document_cannot_set():
         text = (PROJECT / f"workflow/report/{name}.rst").read_text(encoding="utf-8")
         assert all(character.isascii() or character in typeset.LATEX for character in text), name
         assert not re.search(r"\*|:\w+:|`_|^\.\. ", re.sub("``.*?``", "", text), flags=re.MULTILINE), name
+
+
+def test_columns_of_a_page_are_aligned_and_grouped():
+    columns = [("", "model", "l"), ("ours", "A", "r"), ("ours", "B", "r"), ("paper", "A", "r"), ("", "runs", "l")]
+    page = html.page("t", [("", Table("c", columns, [Block([[Cell(str(n)) for n in range(5)]])]))])
+    assert '<tr><td></td><th colspan="2">ours</th><th colspan="1">paper</th><td></td></tr>' in page
+    kinds = ["l", "r g", "r", "r g", "l g"]
+    assert re.findall('<t[dh] class="([a-z ]+)">', page) == kinds * 2 and page.count("<section") == page.count("<h2>") == 0
+
+
+@pytest.mark.parametrize("value, shown", [(999.4, "999 (999.4)"), (999.6, "1,000 (999.6)"), (-1234.5, "-1,234 (-1234.5)"),
+                                          (0.012345, "0.0123 (0.012345)"), (7, "7"), ("a", "a")])
+def test_a_traced_number_is_shown_as_in_tables_and_in_full(results, value, shown):
+    pandas.DataFrame([{"id": "a", "measured": value, "runs": ""}], dtype=object).to_csv(results / "ledger.csv", index=False)
+    assert trace("ledger", ["a"], results) == f"ledger: a\n  measured: {shown}\n  no run"
+
+
+def test_a_cell_with_a_card_has_no_run_and_words_are_not_named_twice(results):
+    cells = [{"dataset": "darcy", "points": 4, "card": "data/darcy.json"}, {"dataset": "darcy_b", "card": "data/b.json"}]
+    pandas.DataFrame(cells).to_csv(results / "tables/table3.csv", index=False)
+    assert trace("table3", ["darcy"], results) == "table3: darcy\n  card: data/darcy.json"
+    with pytest.raises(ValueError, match="no cell with darcy is named 'darc'; nearest: none"):
+        trace("table3", ["darcy", "darc"], results)
+
+
+def test_figures_of_fields_show_two_models(results, monkeypatch):
+    monkeypatch.setitem(ERRORS, ("darcy", "full"), 0.4)
+    monkeypatch.setitem(LABELS, "full", "Full")
+    entries = [write_run("darcy", model, 7) for model in ("full", "flare")]
+    write_records(records({"suite": "table1", "scale": "quick", "entries": entries}), results / "records/table1.csv")
+    found = trace("figure7", [], results).splitlines()
+    assert [line for line in found if line.startswith("figure7")] == ["figure7: Darcy, FLARE, fp32, B2, M16"]
+
+
+def test_the_document_numbers_what_the_paper_lacks_by_letters_and_sets_captions(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    for name in ("figure2", "figure10", "more"):
+        (tmp_path / f"{name}.rst").write_text("Of ``a_b`` at\n``{{ snakemake.config['scale'] }}`` & more.\n")
+        (tmp_path / f"{name}.pdf").touch()
+    for name in ("ledger", "table5", "cells"):
+        (tmp_path / f"{name}.tex").touch()
+    files = [[tmp_path / f"{name}.{kind}" for name in names] for kind, names in (
+        ("tex", ("ledger", "cells", "table5")), ("pdf", ("more", "figure10", "figure2")))]  # fmt: skip
+    document.build(*files, tmp_path, tmp_path, scale="quick")
+    text = (tmp_path / "paper.tex").read_text()
+    found = re.findall(r"\\section\{(.*?)\}|\\setcounter\{(\w+)\}\{(\d+)\}(?:\\renewcommand\{\\the\w+\}\{(\w))?", text)
+    assert ["".join(each) for each in found if each[1] != "secnumdepth"] == [
+        "Table 5", "table4", "Figure 2", "figure1", "Figure 10", "figure9", "Cells", "table0S", "figure0S", "More", "Ledger",
+        "table0L", "figure0L"]  # fmt: skip
+    assert text.count(r"\caption{Of \texttt{a\_b} at \texttt{quick} \& more.}") == 3

@@ -93,7 +93,8 @@ def records(size=SMALL, *, models=("flare", "flarepp"), ranks=(1, 2, 4), changes
                     if own is not None:
                         entries.append(leave(size, model, tokens, latents, count, **{"changes": changes} | own))
     assert not special
-    record.records({"suite": "table2", "scale": size["scale"], "entries": entries}).to_csv("records.csv", index=False)
+    frame = record.records({"suite": "table2", "scale": size["scale"], "entries": entries})
+    record.write_records(frame, Path("records.csv"))
     return record.read_records(Path("records.csv"))
 
 

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import inspect
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +14,13 @@ from pathlib import Path
 from flarepp.errors import unknown
 
 PACKAGE = Path(__file__).parent
+WORDS = {  # for what a system says of a file, and what to do
+    FileNotFoundError: "not there; snakemake makes what the pipeline has, else correct the path",
+    FileExistsError: "a file is where a folder is wanted; name another folder",
+    NotADirectoryError: "a file is where a folder is wanted; name another folder",
+    IsADirectoryError: "a folder is where a file is wanted; name a file",
+    PermissionError: "no permission; change that of the file, or name another",
+}
 
 
 def data(arguments: argparse.Namespace) -> None:
@@ -132,18 +140,20 @@ def predictor(arguments: argparse.Namespace) -> None:
 
 
 def records(arguments: argparse.Namespace) -> None:
-    from flarepp.record import atomic_path, records as collect
+    from flarepp.record import join_records, records as collect, write_records
 
-    frame = collect(parse_object(arguments.plan.read_text() if arguments.plan else sys.stdin.read()))
-    with atomic_path(arguments.out) as partial:
-        frame.to_csv(partial, index=False, lineterminator="\n")
+    if arguments.join:
+        join_records(arguments.join, arguments.out)
+    else:
+        plan = arguments.plan.read_text() if arguments.plan else sys.stdin.read()
+        write_records(collect(parse_object(plan)), arguments.out)
 
 
 def paper(arguments: argparse.Namespace) -> None:
     """Tables, figures and the ledger: `build` of one module of the paper layer, with the arguments that it names."""
-    from flarepp.record import read_json, read_records
+    from flarepp.record import read_card, read_records
 
-    read = {"records": read_records, "cards": lambda paths: {path.stem: read_json(path) for path in paths}}
+    read = {"records": read_records, "cards": lambda paths: {path.stem: read_card(path) for path in paths}}
     build = importlib.import_module(f"flarepp.paper.{arguments.module}").build
     given = {name: getattr(arguments, name) for name in inspect.signature(build).parameters if hasattr(arguments, name)}
     if missing := [f"--{name}" for name, value in given.items() if value is None]:
@@ -250,9 +260,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--data", type=Path, help="dataset file to evaluate on, seen through the run's normalisers; by default "
                      "that of the same results folder")
     sub.add_argument("--out", type=Path, help="folder for predictions.h5 and metrics.json; by default RUN_DIR/evaluation")
-    sub = verb("records", records, "collect the metrics of a suite's runs into one tidy CSV")
-    sub.add_argument("--plan", type=Path, help="JSON plan of the suite; by default read from standard input")
-    sub.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    sub = verb("records", records, "collect the metrics of a suite's runs into one tidy CSV, or join such files; "
+               "its digest is written beside it")
+    source = sub.add_mutually_exclusive_group()
+    source.add_argument("--plan", type=Path, help="JSON plan of the suite; by default read from standard input")
+    source.add_argument("--join", type=Path, nargs="+", metavar="CSV", help="records to put one behind the other")
+    sub.add_argument("--out", type=Path, required=True, help="CSV file to write; OUT.sha256 is its digest")
     add_artefacts(verb)
     return top
 
@@ -292,6 +305,17 @@ def add_artefacts(verb) -> None:
     sub.add_argument("--scale", required=True, help="scale of the runs, named in title and captions")
 
 
+def in_words(error: OSError, arguments: argparse.Namespace) -> str:
+    """What is wrong with a file, the argument that named it, and what to do."""
+    if error.errno is None or error.filename is None:  # in the words of whoever raised it
+        return str(error)
+    path, named = Path(os.fsdecode(error.filename)), ""
+    for name, value in vars(arguments).items():
+        if path in (value if isinstance(value, list) else [value]):
+            named = f"--{name} "
+    return f"{named}{path}: {WORDS.get(type(error), error.strerror)}"
+
+
 def refuse(error: Exception) -> int:
     """Say what is wrong with the input, in one line also where a library wrote several."""
     print("error:", *str(error).splitlines(), file=sys.stderr)
@@ -304,7 +328,7 @@ def main() -> int:
     try:
         return arguments.function(arguments) or 0
     except OSError as error:  # a missing file, a folder in place of one, no permission, a full disk
-        return refuse(error)
+        return refuse(OSError(in_words(error, arguments)))
     except ValueError as error:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if not Path(raised_in).is_relative_to(PACKAGE):

@@ -9,18 +9,19 @@ A run folder holds
 of which a trivial predictor, a scaling run and a cell of a cost curve have the first two. `records` turns many run folders
 into one tidy table: a row per run and metric.
 
-A record carries the digest of itself and of the files beside it, and whoever reads one checks it: what was changed after the
-run ended is refused. A record made up with its digest is found by `python -m flarepp evaluate`, which computes the errors
-again from the weights.
+A record carries the digest of itself and of the files beside it, a table of records has its digest beside it, the card of
+a dataset its own and that of the arrays, and whoever reads one checks it: what was changed afterwards is refused. A record
+made up with its digest is found by `python -m flarepp evaluate`, which computes the errors again from the weights.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,8 +66,17 @@ def _sha256_of(value: object) -> str:
 
 
 def _without_digest(result: dict) -> dict:
-    """All of a record that its digest is of."""
+    """All of a record or a card that its digest is of."""
     return {key: value for key, value in result.items() if key != "sha256"}
+
+
+def fingerprint(arrays: Iterable) -> str:
+    """sha256 over shapes and values of NumPy arrays, in their order and a fixed byte order."""
+    state = hashlib.sha256()
+    for array in arrays:
+        state.update(str(array.shape).encode())
+        state.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    return state.hexdigest()
 
 
 def write_json(value: object, path: Path) -> None:
@@ -93,10 +103,32 @@ def write_record(result: dict, run_dir: Path) -> dict:
     else. A NaN or an infinity is refused (ValueError), since JSON has neither.
     """
     files = {name: sha256(path) for name in OUTPUTS if (path := Path(run_dir) / name).exists()}
-    result = json.loads(json.dumps(_without_digest(result) | {"files": files}, allow_nan=False))
-    result["sha256"] = _sha256_of(result)
-    write_json(result, Path(run_dir) / "metrics.json")
-    return result
+    return write_with_digest(result | {"files": files}, Path(run_dir) / "metrics.json")
+
+
+def write_with_digest(value: dict, path: Path) -> dict:
+    """Write a JSON object with the digest of itself, "sha256"; returns it as it reads back."""
+    value = json.loads(json.dumps(_without_digest(value), allow_nan=False))
+    value["sha256"] = _sha256_of(value)
+    write_json(value, path)
+    return value
+
+
+def read_card(path: Path) -> dict:
+    """Read a dataset card. FileNotFoundError without it, ValueError when it is not as it was written."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path}: the dataset card is missing; `snakemake {path}` makes it again")
+    return _read_with_digest(path, "a dataset card", "it was made")
+
+
+def _read_with_digest(path: Path, kind: str, event: str) -> dict:
+    """Read what `write_with_digest` wrote; ValueError when it was changed since that event."""
+    value = read_json(path)
+    if "sha256" not in value:
+        raise ValueError(f"{path}: has no digest of itself, as {kind} has; delete it and run again")
+    if value["sha256"] != _sha256_of(_without_digest(value)):
+        raise ValueError(f"{path}: was changed after {event}; delete it and run again")
+    return value
 
 
 def read_run(run_dir: Path) -> tuple[dict, dict]:
@@ -105,11 +137,7 @@ def read_run(run_dir: Path) -> tuple[dict, dict]:
     path = Path(run_dir) / "metrics.json"
     if not path.exists():
         raise FileNotFoundError(f"{path}: the run's record is missing; `snakemake {path}` makes it again")
-    metrics = read_json(path)
-    if "sha256" not in metrics:
-        raise ValueError(f"{path}: has no digest of itself, as the record of a run has; delete it and run again")
-    if metrics["sha256"] != _sha256_of(_without_digest(metrics)):
-        raise ValueError(f"{path}: was changed after the run ended; delete it and run again")
+    metrics = _read_with_digest(path, "the record of a run", "the run ended")
     return metrics["spec"], metrics
 
 
@@ -190,29 +218,40 @@ def _errors(file, weights: str):
 def read_case(path: Path, case: int) -> dict:
     """Read one test case of a dataset file.
 
-    Returns features [N, c_in] and target [N, c_out] in physical units, grid (tuple or None), name, and card (the dataset
-    card). FileNotFoundError without the file, ValueError for one that is not a finished dataset file or lacks the case.
+    Returns features [N, c_in] and target [N, c_out] in physical units, grid (tuple or None), name, and card, the dataset
+    card that stands beside it. FileNotFoundError without either, ValueError for a file that is not a finished dataset file,
+    whose arrays are not those of the card, or that lacks the case.
     """
     import h5py
 
     if not Path(path).exists():
         raise FileNotFoundError(f"{path}: the dataset file is missing; `snakemake {path}` makes it")
+    card = read_card(Path(path).with_suffix(".json"))
     try:
         with h5py.File(path, "r") as file:
             if not file.attrs.get("complete", False):
                 raise ValueError(f"{path}: the file is incomplete; delete it and run again")
-            test, grid = file["test"], file.attrs.get("grid")
+            if fingerprint(_arrays(file)) != card["fingerprint"]:
+                raise ValueError(f"{path}: the arrays are not those of its card; delete both and run again")
+            test, grid = file["test"], card["grid"]
             starts = test["offsets"][:] if "offsets" in test else range(len(test["target"]) + 1)
             if not 0 <= case < len(starts) - 1:
                 raise ValueError(f"{path}: there is no test case {case}, only 0 to {len(starts) - 2}")
             part = slice(starts[case], starts[case + 1]) if "offsets" in test else case
             return {
                 "features": test["features"][part], "target": test["target"][part],
-                "grid": None if grid is None else tuple(int(extent) for extent in grid),
-                "name": file.attrs["name"], "card": json.loads(file.attrs["card"]),
+                "grid": grid and tuple(grid), "name": file.attrs["name"], "card": card,
             }
-    except OSError as error:
+    except (OSError, KeyError) as error:
         raise ValueError(f"{path}: cannot be read as HDF5 ({error}); delete it and run again") from None
+
+
+def _arrays(file) -> Iterator:
+    """The arrays of an open dataset file that its fingerprint is of, in its order."""
+    for split in ("train", "test"):
+        yield from (file[split][name][:] for name in ("features", "target", "offsets") if name in file[split])
+    for name in ("features", "target"):
+        yield from file["norm"][name][:]  # mean, standard deviation
 
 
 def records(plan: dict):
@@ -274,15 +313,51 @@ def _values(result: dict) -> dict:
     return {name: value for name, value in result["metrics"].items() if value is not None} or {"status": None}
 
 
+def write_records(frame, path: Path) -> None:
+    """Write a records table as CSV, and beside it <path>.sha256, its digest as `sha256sum` writes it."""
+    _write_table(frame.to_csv(index=False, lineterminator="\n"), path)
+
+
+def join_records(paths: list[Path], out: Path) -> None:
+    """Write the rows of several records tables as one; each is read with its checks."""
+    for path in paths:
+        read_records(path)
+    tables = [Path(path).read_text(encoding="utf-8").splitlines(keepends=True) for path in paths]
+    _write_table("".join([tables[0][0], *(line for table in tables for line in table[1:])]), out)
+
+
+def _write_table(text: str, path: Path) -> None:
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    with atomic_path(_digest_of(path)) as partial:
+        partial.write_text(f"{sha256(path)}  {Path(path).name}\n", encoding="utf-8")
+
+
+def _digest_of(path: Path) -> Path:
+    """The file with the digest of a records table."""
+    return Path(f"{path}.sha256")
+
+
+def _read_table(path: Path) -> bytes:
+    """The content of a records table. ValueError when it is not as it was collected."""
+    content = Path(path).read_bytes()
+    if not _digest_of(path).exists():
+        raise ValueError(f"{path}: has no digest, {_digest_of(path).name}; delete it and run again")
+    if _digest_of(path).read_bytes().split()[:1] != [hashlib.sha256(content).hexdigest().encode()]:
+        raise ValueError(f"{path}: was changed after it was collected; delete it and run again")
+    return content
+
+
 def read_records(path: Path):
     """Read a records table (CSV) into a pandas.DataFrame.
 
-    ValueError names missing columns, and rows that are not those of the run they name; FileNotFoundError a run that is gone.
+    ValueError when it is not as it was collected, has columns missing, or rows that are not those of the run they name;
+    FileNotFoundError for a run that is gone.
     """
     import pandas
 
     try:
-        frame = pandas.read_csv(path, dtype={"run": str})
+        frame = pandas.read_csv(io.BytesIO(_read_table(path)), dtype={"run": str})
     except (pandas.errors.EmptyDataError, pandas.errors.ParserError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a records table ({error})") from None
     missing = [name for name in COLUMNS if name not in frame.columns]

@@ -2,6 +2,7 @@
 # artefact, so that `snakemake table1` builds it and the report shows its own caption; the last sets all as one document.
 
 import shutil
+import subprocess
 
 SHOWN = f"--shown {PLAN.shown} --scale {SCALE}"
 CATEGORIES = {"table": "Tables", "figure": "Figures", "ledger": "Ledger"}  # of the report, by how names begin
@@ -22,6 +23,13 @@ def table_files(name, folder=f"{RESULTS}/tables"):
 
 def figure_files(name):
     return {"pdf": f"{FIGURE_FOLDER}/{name}.pdf", "png": in_report(f"{FIGURE_FOLDER}/{name}.png", name)}
+
+
+def has_latex():
+    """Whether paper.pdf can be made; then it is an output beside paper.tex."""
+    if not all(map(shutil.which, ("pdflatex", "kpsewhich"))):
+        return False
+    return subprocess.run(["kpsewhich", "booktabs.sty", "hyperref.sty"], capture_output=True).returncode == 0
 
 
 for name, suite in TABLES.items():
@@ -125,7 +133,7 @@ rule ledger:
         "python -m flarepp ledger --records {input.records:q} --out {params.folder:q} {params.shown} > {log:q} 2>&1"
 
 
-# Without a LaTeX engine there is no paper.pdf, and the log says so: it is no output, but comes with paper.tex where it can.
+# Without a LaTeX engine and the packages that it needs there is no paper.pdf, and the log says so.
 rule paper_pdf:
     input:
         tables=[getattr(rules, name).output.tex for name in (*TABLES, "table3", "ledger")],
@@ -133,12 +141,11 @@ rule paper_pdf:
         captions=[f"workflow/report/{name}.rst" for name in (*FIGURES, "figure2")],
         code=paper_code("document"),
     output:
-        f"{FIGURE_FOLDER}/paper.tex",
+        [f"{FIGURE_FOLDER}/paper.{kind}" for kind in ("tex", *(["pdf"] if has_latex() else []))],
     log:
         f"{RESULTS}/logs/paper/paper_pdf.log",
     params:
         folder=FIGURE_FOLDER,
-        engine=shutil.which("pdflatex") is not None,  # once there is one, the document is made again
     message:
         "all tables and figures in one document"
     shell:

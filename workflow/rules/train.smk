@@ -73,7 +73,8 @@ rule suite_records:
         metrics=lambda wildcards: [f"{run}/metrics.json" for run in PLAN.suite_runs(wildcards.suite)],
         code=spec.sources("flarepp.record"),
     output:
-        f"{RESULTS}/records/{{suite}}.csv",
+        table=f"{RESULTS}/records/{{suite}}.csv",
+        digest=f"{RESULTS}/records/{{suite}}.csv.sha256",
     log:
         f"{RESULTS}/logs/records/{{suite}}.log",
     params:
@@ -81,17 +82,20 @@ rule suite_records:
     message:
         "records of {wildcards.suite}"
     shell:
-        "printf '%s' {params.plan:q} | python -m flarepp records --out {output:q} > {log:q} 2>&1"
+        "printf '%s' {params.plan:q} | python -m flarepp records --out {output.table:q} > {log:q} 2>&1"
 
 
 rule records:
     input:
-        expand(f"{RESULTS}/records/{{suite}}.csv", suite=PLAN.suites),
+        tables=expand(f"{RESULTS}/records/{{suite}}.csv", suite=PLAN.suites),
+        digests=expand(f"{RESULTS}/records/{{suite}}.csv.sha256", suite=PLAN.suites),
+        code=spec.sources("flarepp.record"),
     output:
-        f"{RESULTS}/records.csv",
+        table=f"{RESULTS}/records.csv",
+        digest=f"{RESULTS}/records.csv.sha256",
     log:
         f"{RESULTS}/logs/records/all.log",
     message:
         "records of all suites"
     shell:
-        "awk 'FNR > 1 || NR == 1' {input:q} > {output:q} 2> {log:q}"
+        "python -m flarepp records --join {input.tables:q} --out {output.table:q} > {log:q} 2>&1"

@@ -18,7 +18,7 @@ from types import ModuleType
 
 from flarepp.data import download, store
 from flarepp.errors import unknown
-from flarepp.record import digest, sha256, write_json
+from flarepp.record import digest, sha256, write_with_digest
 
 
 def names() -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def prepare(spec: dict, path: Path, card: Path, generated: Path, lock: Path, num
         download.require_locked(root, lock, {path: entry["sha256"] for path, entry in seen["published"].items()})
     benchmark = replace(benchmark, card=_shape(benchmark) | benchmark.card)
     store.write(benchmark, path)
-    write_json(benchmark.card | seen | {"fingerprint": benchmark.fingerprint}, card)
+    write_with_digest(benchmark.card | seen | {"fingerprint": benchmark.fingerprint}, card)
 
 
 def _shape(benchmark: store.Benchmark) -> dict:

@@ -10,7 +10,6 @@ The fingerprint is the sha256 of the arrays' bytes, so it names the numbers and 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from flarepp.record import atomic_path
+from flarepp.record import atomic_path, fingerprint
 
 
 @dataclass(frozen=True)
@@ -145,12 +144,8 @@ class Benchmark:
     @functools.cached_property
     def fingerprint(self) -> str:
         """sha256 over every array, in a fixed order and byte order."""
-        state = hashlib.sha256()
-        for array in (*self.train.arrays.values(), *self.test.arrays.values(),
-                      self.feature_norm.mean, self.feature_norm.std, self.target_norm.mean, self.target_norm.std):
-            state.update(str(array.shape).encode())
-            state.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes())
-        return state.hexdigest()
+        return fingerprint([*self.train.arrays.values(), *self.test.arrays.values(), self.feature_norm.mean,
+                            self.feature_norm.std, self.target_norm.mean, self.target_norm.std])
 
 
 def write(benchmark: Benchmark, path: Path) -> None:

@@ -21,11 +21,15 @@ ABSURD = 1000.0  # a relative error in % from which a value is no result
 BESIDE = ("both", "ours", "paper", "difference")  # whose numbers a table shows
 
 
-def check_scale(records: pandas.DataFrame, scale: str) -> None:
-    """ValueError unless all records are of `scale`, so that none is stamped or judged as another."""
+def check_scale(records: pandas.DataFrame, scale: str, suite: str = "") -> None:
+    """ValueError unless all records are of `scale`, so that none is stamped or judged as another, and some of `suite`, which
+    else would look as if nothing of it had run."""
     found = [str(value) for value in records["scale"].unique()]
     if found not in ([], [scale]):
         raise ValueError(f"scale {scale!r} was asked for, but the records are of scale {', '.join(map(repr, found))}")
+    suites = [str(value) for value in records["suite"].unique()]
+    if suite and suites and suite not in suites:
+        raise ValueError(f"records of suite {suite!r} are wanted, but these are of {', '.join(map(repr, suites))}")
 
 
 def check_beside(beside: str) -> str:

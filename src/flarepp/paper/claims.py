@@ -27,7 +27,7 @@ AXES = {
 REQUIRED = {"id", "place", "statement", "paper", "needs"}
 OPTIONAL = {"partial", "structural", "oom", "beyond", "rule", "with", "criterion"}
 OF_SCALE = ("num_tokens", "num_latents", "num_ranks")  # axes whose values at other scales than paper are the scale's own
-SWEPT = {"figure3": ("num_blocks",)}  # and of a suite
+SWEPT = {"figure3": 1, "figure4": 2}  # suites whose num_blocks are too, in claims that name at least so many of them
 
 
 def read(path: Path = CLAIMS) -> list[dict]:
@@ -70,7 +70,9 @@ def needs_at(suite: pandas.DataFrame, needs: dict, scale: str) -> dict:
     """What a claim needs at a scale: those sizes that the scale chooses are all that its suite has on its datasets."""
     if scale == "paper" or suite.empty:
         return needs
-    chosen = [axis for axis in (*OF_SCALE, *SWEPT.get(needs["suite"], ())) if axis in needs]
+    least = SWEPT.get(needs["suite"])
+    swept = ["num_blocks"] if least and len(needs.get("num_blocks", ())) >= least else []
+    chosen = [axis for axis in (*OF_SCALE, *swept) if axis in needs]
     return needs | {axis: _own_values(suite, needs, axis) for axis in chosen}
 
 

@@ -44,16 +44,27 @@ def build(tables: list[Path], figures: list[Path], captions: Path, out: Path, *,
     """Write out/paper.tex, and out/paper.pdf if pdflatex is there; return in a line what was made.
 
     tables: the .tex files; figures: the .pdf files; both are read where they are; the numbered ones stand first, under the
-    paper's numbers. captions: folder of <figure>.rst. FileNotFoundError for a figure without a caption, RuntimeError with
-    the end of LaTeX's log for a document that does not compile.
+    paper's numbers. captions: folder of <figure>.rst. FileNotFoundError for an input or a caption that is not there,
+    ValueError for a file of another kind, or with LaTeX's error for a document that does not compile.
     """
     out = Path(out)
+    _check(tables, ".tex")
+    _check(figures, ".pdf")
     with atomic_path(out / "paper.tex") as partial:
         partial.write_text(_document(tables, figures, Path(captions), out, scale), encoding="utf-8")
     (out / "paper.pdf").unlink(missing_ok=True)  # of an older paper.tex
     if not shutil.which(ENGINE):
         return f"{out / 'paper.tex'} is written; no paper.pdf: no LaTeX engine ({ENGINE}) is installed"
     return _compile(out)
+
+
+def _check(paths: list[Path], suffix: str) -> None:
+    """ValueError unless all paths end in `suffix`, FileNotFoundError unless they are files."""
+    for path in map(Path, paths):
+        if path.suffix != suffix:
+            raise ValueError(f"{path}: a {suffix} file is wanted; the verbs that make it write one as {path.stem}{suffix}")
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: not there; `snakemake {path.stem}` makes it")
 
 
 def _document(tables: list[Path], figures: list[Path], captions: Path, out: Path, scale: str) -> str:
@@ -91,6 +102,8 @@ def _place(name: str) -> tuple:
 
 def _caption(path: Path, scale: str) -> str:
     """The caption of a figure from its reStructuredText, whose only markup is literals and the name of the scale."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: not there; the caption of figure {path.stem}, in the folder of --captions")
     text = re.sub(r"\{\{ *snakemake\.config\[.scale.\] *\}\}", scale, path.read_text(encoding="utf-8"))
     parts = [latex_text(part) for part in re.split("``(.*?)``", " ".join(text.split()))]
     return "".join(rf"\texttt{{{part}}}" if place % 2 else part for place, part in enumerate(parts))
@@ -107,7 +120,8 @@ def _compile(out: Path) -> str:
                 lacking = re.search(r"File `(.*?\.sty)' not found", answer.stdout)
                 if lacking:
                     return f"{out / 'paper.tex'} is written; no paper.pdf: {ENGINE} lacks {lacking[1]}"
-                raise RuntimeError(f"{out / 'paper.tex'}: {ENGINE} failed\n{answer.stdout[-2000:]}")
+                said = re.search(r"^! .*?^l\.\d+.*?$", answer.stdout, re.MULTILINE | re.DOTALL)
+                raise ValueError(f"{out / 'paper.tex'}: {ENGINE} failed: {said[0] if said else answer.stdout[-500:]}")
         with atomic_path(out / "paper.pdf") as partial:
             shutil.copyfile(Path(folder) / "paper.pdf", partial)
     return f"{out / 'paper.tex'} and {out / 'paper.pdf'} are written"

@@ -68,7 +68,7 @@ def draw(records: pandas.DataFrame, out: Path, name: str, dataset: str, *, shown
     predictions of FLARE++ the figure only says why. FileNotFoundError when a run that ended well lost its
     predictions.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, "table1")
     weights = "ema" if shown == "ema" else "last"
     records = records[(records["suite"] == "table1") & (records["dataset"] == dataset)]
     runs = {model: first_run(records, model) for model in MODELS}

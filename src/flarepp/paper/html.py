@@ -126,7 +126,7 @@ def _runs(links: Links) -> list[str]:
         facts = [escape(f"{name}: {_fact(value)}") for name, value in origin.of_run(run).items()]
         lines += _section(links.to((run,)), run, facts)
     lines += ["<h2>Numbers from several runs</h2>"] if links.sets else []
-    for runs in links.sets:
+    for runs in tuple(links.sets):
         items = [f'<a href="#{links.to((run,))}">{escape(run)}</a>' for run in runs]
         lines += _section(links.to(runs), f"{len(runs)} runs", items)
     return lines

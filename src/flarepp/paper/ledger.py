@@ -22,6 +22,7 @@ OOM = WORDS["oom"]
 NOTHING = "too little to compare"
 COLUMNS = ["id", "place", "statement", "paper", "measured", "n", "verdict", "runs"]
 PARTS = cost.PARTS | {location.SUITE: (location.SOURCE,)} | {name: (suite,) for name, suite in further.SOURCES.items()}
+BEYOND_WORDS = "Measured beyond the paper, at every scale; no verdict about it."
 BEYOND = ["id", "statement", "measured", "n", "verdict", "runs"]  # columns of entries that the paper has no value of
 
 
@@ -40,8 +41,8 @@ def build(
     by_suite = {suite: frame(records, suite, shown if suite == location.SUITE else compared) for suite in suites}
     differing = {suite: _differing(records, suite, scale) for suite in suites}
     entries = pandas.DataFrame([decide(claim, by_suite, differing, scale) for claim in claims], columns=COLUMNS)
-    weights = quoted.weights_words(compared)
-    caption = f"Claims of the paper and what was measured here. Scale: {scale}. Errors: {weights}."
+    how = f"Scale: {scale}. Errors: {quoted.weights_words(compared)}."
+    caption = f"Claims of the paper and what was measured here. {how}"
     stamp = quoted.stamp(
         scale,
         (source for found in by_suite.values() for source in found["data_source"] if source),
@@ -49,7 +50,9 @@ def build(
     )
     check = consistency.rows(claims)
     parts = _parts(entries, claims, check, caption, stamp)
-    texts = _latex(entries, check, caption, stamp), _markdown(parts), html.page("Claims ledger", parts)
+    beyond = {claim["id"] for claim in claims if claim.get("beyond")}
+    captions = [f"{BEYOND_WORDS} {how}" if name in beyond else caption for name in entries["id"]]
+    texts = _latex(entries.assign(caption=captions), check, stamp), _markdown(parts), html.page("Claims ledger", parts)
     typeset.write_texts(*texts, entries, out, "ledger")
     consistency.write(check, out)
     for line in consistency.disagreeing(check):
@@ -209,8 +212,7 @@ def _parts(entries: pandas.DataFrame, claims: list[dict], check: list[list[str]]
     criteria = [f"{claim['id']}: {claim['criterion']}" for claim in claims if claim.get("criterion")]
     parts = [("", _linked(entries[~beyond], COLUMNS, f"{caption} {summary or 'No claim'}.", stamp))]
     if beyond.any():
-        words = "Measured beyond the paper, at every scale; no verdict about it."
-        parts.append(("Beyond the paper", _linked(entries[beyond], BEYOND, words, stamp)))
+        parts.append(("Beyond the paper", _linked(entries[beyond], BEYOND, BEYOND_WORDS, stamp)))
     headings = [(name, "l") for name in consistency.COLUMNS]
     parts.append(("The paper against itself", _table(headings, check, consistency.summary(check), "")))
     return [*parts, ("What counts as reproduced", criteria)]
@@ -234,8 +236,9 @@ def _table(columns: list[tuple[str, str]], rows: list[list], caption: str, stamp
     )
 
 
-def _latex(entries: pandas.DataFrame, check: list[list[str]], caption: str, stamp: str) -> str:
-    """A float per family of claims, and the paper against itself; the run folders are in the CSV."""
+def _latex(entries: pandas.DataFrame, check: list[list[str]], stamp: str) -> str:
+    """A float per family of claims, with the caption of its entries, and the paper against itself; the run folders are in the
+    CSV."""
     widths = {
         "id": "p{2.8cm}",
         "place": "p{1.6cm}",
@@ -247,7 +250,8 @@ def _latex(entries: pandas.DataFrame, check: list[list[str]], caption: str, stam
     }
     floats = []
     for family, group in entries.groupby(entries["id"].str.split(".").str[0], sort=False):
-        table = _table(list(widths.items()), group[list(widths)].values.tolist(), f"{caption} Claims {family}.*.", stamp)
+        caption = f"{group['caption'].iloc[0]} Entries {family}.*."
+        table = _table(list(widths.items()), group[list(widths)].values.tolist(), caption, stamp)
         floats.append(typeset.latex(table, f"ledger_{family}"))
     return "\n".join([*floats, *consistency.latex(check)])
 

@@ -15,11 +15,18 @@ OUTLIER = 8.0  # a value this many times the median of its column leaves the axi
 LOG_FROM, LOG_TO = 5.0, 200.0  # ratio of largest to smallest value between which a logarithmic axis reads better
 EDGE = 0.085  # height of one line's marks and words at the top edge, as a share of the panel
 GREY = "#555555"
+OPEN, FILLED = 7.0, 4.0  # sizes of markers, so that an open one shows around a filled one at the same place
 RING = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "color": GREY, "linestyle": ""}
 
 
 def look(model: str) -> style.Look:
     return style.LOOKS.get(model, style.OTHER)
+
+
+def line(look: style.Look) -> dict:
+    """How a line is drawn; an open marker is empty and on top, so that neither of two at the same place hides the other."""
+    on_top = {"markersize": OPEN, "markerfacecolor": "none", "zorder": 3.5}
+    return look.line() | ({"markersize": FILLED} if look.filled else on_top)
 
 
 def foot(errors: pandas.DataFrame, shown: str, describe: Callable = describe) -> str:
@@ -96,7 +103,7 @@ def draw(axis, points: pandas.DataFrame, size: str, limit: float, line: dict) ->
     sizes = axis.get_xticks()
     inside = points[points["mean"] <= limit].set_index(size).reindex(sizes)
     spread = inside["std"] if inside["std"].notna().any() else None
-    axis.errorbar(sizes, inside["mean"], yerr=spread, capsize=2, zorder=3, **line)
+    axis.errorbar(sizes, inside["mean"], yerr=spread, capsize=2, **{"zorder": 3} | line)
     marked = inside[inside["failed"].fillna("") != ""]
     if len(marked):
         axis.plot(marked.index, marked["mean"], zorder=4, **RING)

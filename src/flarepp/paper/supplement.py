@@ -20,7 +20,7 @@ def read(records: pandas.DataFrame, shown: str, scale: str) -> tuple[pandas.Data
 
     shown: "best_test" keeps neither curve nor predictions of its own: then "last". ValueError for records of another scale.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, SUITE)
     errors, good = cells(records, SUITE, shown), set(records.loc[records["status"] == "ok", "run"])
     errors["good"] = [tuple(run for run in runs if run in good) for runs in errors["runs"]]
     differing = deviations.words(deviations.find(records, SUITE, scale).values())

@@ -48,7 +48,22 @@ def _cells(name: str, results: Path) -> pandas.DataFrame:
         path = Path(results) / ("" if name == "ledger" else "tables") / f"{name}.csv"
     if not path.exists():
         raise FileNotFoundError(f"{path}: not there; `snakemake {name}` makes it, --results names another scale's folder")
-    return _drawn(read_records(path), name) if drawn else pandas.read_csv(path)
+    return _drawn(read_records(path), name) if drawn else _by_dataset(pandas.read_csv(path))
+
+
+def _by_dataset(table: pandas.DataFrame) -> pandas.DataFrame:
+    """A table with a column `<dataset>_paper` beside each `<dataset>` as a row per row and dataset, with the runs on it."""
+    datasets = [column for column in table if f"{column}_paper" in table]
+    if not datasets:
+        return table
+    rest = table.drop(columns=[*datasets, *(f"{name}_paper" for name in datasets), "runs"])
+    runs = table["runs"].fillna("").str.split(";")
+    parts = [
+        rest.assign(dataset=name, ours=table[name], paper=table[f"{name}_paper"],
+                    runs=[";".join(run for run in own if name in Path(run).parts) for own in runs])
+        for name in datasets
+    ]  # fmt: skip
+    return pandas.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
 def _drawn(records: pandas.DataFrame, name: str) -> pandas.DataFrame:

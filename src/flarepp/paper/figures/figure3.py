@@ -19,7 +19,6 @@ SUITE = "figure3"
 MODEL, AGAINST = "flarepp", "flare"
 MARKERS = "osD^v*"  # of the depths, the shallowest first
 WHITE, BLACK = 0.45, -0.4  # how far the colour of the shallowest depth lies towards white, that of the deepest towards black
-OPEN, FILLED = 6.5, 4.5  # sizes of markers, so that an open one shows around a filled one at the same place
 LOG_FROM = 2.0  # ratio of largest to smallest error from which the axis is logarithmic
 FLOOR = -100.0  # a reduction below it is written at the lower edge
 KEY = ["dataset", "num_blocks", "num_latents"]
@@ -32,7 +31,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> No
     their value; a value that some seeds are missing from is ringed and named below. ValueError for records of another
     scale.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, SUITE)
     errors = cells(records, SUITE, shown)
     datasets = errors.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
     columns = max(1, len(datasets))
@@ -86,17 +85,13 @@ def _look(look: style.Look, mark: tuple[str, float]) -> style.Look:
     return replace(look, marker=mark[0], colour=_shade(look.colour, mark[1]))
 
 
-def _line(look: style.Look) -> dict:
-    return look.line() | {"markersize": FILLED if look.filled else OPEN}
-
-
 def _errors(axis, part: pandas.DataFrame, marks: dict) -> None:
     """The lines of one dataset, a line per mixer and depth."""
     panels.grid(axis)
     limit, edges = panels.set_errors(axis, part, ["dataset"], ["model", "num_blocks"], LOG_FROM), 0
     for (model, depth), line in part.sort_values("num_latents", kind="stable").groupby(["model", "num_blocks"], sort=False):
         look, outside = _look(panels.look(model), marks[depth]), line[~(line["mean"] <= limit)]
-        panels.draw(axis, line, "num_latents", limit, _line(look))
+        panels.draw(axis, line, "num_latents", limit, panels.line(look))
         if len(outside):
             panels.at_edge(axis, outside, "num_latents", edges, look, f"{line['label'].iloc[0]}, B = {depth:.0f}: ")
             edges += 1
@@ -129,7 +124,7 @@ def _handles(errors: pandas.DataFrame, marks: dict) -> list:
 
     names = errors.drop_duplicates("model").set_index("model")["label"]
     looks = {name: replace(panels.look(model), marker="o") for model, name in names.items()}
-    handles = [Line2D([], [], label=name, **_line(look)) for name, look in looks.items()]
+    handles = [Line2D([], [], label=name, **panels.line(look)) for name, look in looks.items()]
     grey = style.Look(panels.GREY, "", "-", True)
     handles += [Line2D([], [], label=f"B = {depth:.0f}", **_look(grey, mark).line()) for depth, mark in marks.items()]
     return handles + panels.marks(errors)

@@ -19,7 +19,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> No
     their value; a value that some seeds are missing from is ringed and named below. ValueError for records of
     another scale.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, "figure4")
     errors = cells(records, "figure4", shown)
     datasets = errors.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
     columns = max(1, len(datasets))
@@ -46,7 +46,7 @@ def _handles(errors: pandas.DataFrame) -> list:
     from matplotlib.lines import Line2D
 
     names = errors.drop_duplicates("model").set_index("model")["label"]
-    lines = [Line2D([], [], label=name, **panels.look(model).line()) for model, name in names.items()]
+    lines = [Line2D([], [], label=name, **panels.line(panels.look(model))) for model, name in names.items()]
     return lines + panels.marks(errors)
 
 
@@ -56,7 +56,7 @@ def _panel(axis, part: pandas.DataFrame, limit: float) -> None:
     edges = 0
     for model, line in part.sort_values("num_blocks").groupby("model", sort=False):
         look, outside = panels.look(model), line[~(line["mean"] <= limit)]
-        panels.draw(axis, line, "num_blocks", limit, look.line())
+        panels.draw(axis, line, "num_blocks", limit, panels.line(look))
         if len(outside):
             panels.at_edge(axis, outside, "num_blocks", edges, look)
             edges += 1

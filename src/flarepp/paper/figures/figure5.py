@@ -31,7 +31,7 @@ def build(records: pandas.DataFrame, out: Path, *, scale: str) -> None:
     Cells without a value are marked at the top edge, with the memory that was asked for or the time that was predicted, and
     named below. ValueError for records of another scale or for what `cost.cells` refuses.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, cost.SUITE)
     cells = cost.cells(records)
     differing = deviations.words(deviations.find(records, cost.SUITE, scale).values())
     stamp = quoted.stamp(scale, (source for source in cells["data_source"] if source), differing)

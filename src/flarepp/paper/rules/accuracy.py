@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas
 
-from flarepp.paper.rules.words import Outcome, by, change_against, labels, names_of, signed
+from flarepp.paper.rules.words import Outcome, by, change_against, labels, named, names_of, signed
 
 
 def lowest_everywhere(cells: pandas.DataFrame, model: str) -> Outcome:
@@ -30,7 +30,8 @@ def mean_reduction(
         return None
     mean = reduction.mean()
     span = f" ({reduction.min():z.0f} to {reduction.max():z.0f})" if len(reduction) > 1 else ""
-    return f"{mean:z.1f} %{span} over {names_of(cells, reduction)}", bool(abs(mean - percent) <= tolerance)
+    measured = f"{named(cells, model, against)}: error lower by {mean:z.1f} %{span} over {names_of(cells, reduction)}"
+    return measured, bool(abs(mean - percent) <= tolerance)
 
 
 def better_on(cells: pandas.DataFrame, model: str, against: str, datasets: list[str]) -> Outcome:
@@ -40,7 +41,7 @@ def better_on(cells: pandas.DataFrame, model: str, against: str, datasets: list[
         return None
     expected = change.index.get_level_values("dataset").isin(datasets)
     parts = [f"{name} {signed(value)} %" for name, value in zip(labels(cells, change), change)]
-    return ", ".join(parts), bool((change.where(expected, -change) < 0).all())
+    return f"error of {named(cells, model, against)}: {', '.join(parts)}", bool((change.where(expected, -change) < 0).all())
 
 
 def split_of_leads(
@@ -63,7 +64,8 @@ def split_of_leads(
         and lags.between(*lag_percent).all()
     )
     parts = [f"{name} {signed(value, 1)} %" for name, value in zip(labels(cells, change), change)]
-    return f"{len(leads)} ahead, {len(lags)} behind: " + ", ".join(parts), bool(holds)
+    measured = f"{len(leads)} ahead, {len(lags)} behind; error of {named(cells, model, against)}: {', '.join(parts)}"
+    return measured, bool(holds)
 
 
 def strongest_other(
@@ -98,6 +100,6 @@ def trail_by_factor(
     if ratios.empty:
         return None
     holds = (ratios > 1).all() and abs(ratios.max() - factor) <= tolerance
-    return f"{(ratios > 1).sum()} of {len(ratios)} trail, by {ratios.min():.2f} to {ratios.max():.2f}", bool(
-        holds
-    )
+    label = cells.loc[cells["model"] == behind, "label"].iloc[0]
+    errors = f"errors are {ratios.min():.2f} to {ratios.max():.2f} times that of {label}"
+    return f"{(ratios > 1).sum()} of {len(ratios)} trail; {errors}", bool(holds)

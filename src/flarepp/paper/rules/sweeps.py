@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas
 
-from flarepp.paper.rules.words import Outcome, by, change_against, named, signed
+from flarepp.paper.rules.words import Outcome, by, change_against, changes, named, signed
 
 
 def lower_in_every_cell(cells: pandas.DataFrame, model: str, against: str) -> Outcome:
@@ -21,8 +21,7 @@ def lower_in_every_cell(cells: pandas.DataFrame, model: str, against: str) -> Ou
     others = change[~(change < 0)].index
     not_lower = [f"{labels[dataset]} B = {depth:.0f} M = {latents:.0f}" for dataset, depth, latents in others]
     where = f"; not at {', '.join(not_lower)}" if not_lower else ""
-    span = f"change {signed(change.min())} to {signed(change.max())} %"
-    return f"lower in {(change < 0).sum()} of {len(change)} cells, {span}{where}", not not_lower
+    return f"lower in {(change < 0).sum()} of {len(change)} cells, {changes(change)}{where}", not not_lower
 
 
 def reduction_by_depth(
@@ -41,7 +40,8 @@ def reduction_by_depth(
     reduction = 100 * (1 - errors[model] / errors[against])
     stated = [abs(reduction[depth] - percent) for depth, percent in percents.items() if depth in reduction]
     values = ", ".join(signed(value).removeprefix("+") for value in reduction)
-    measured = f"{values} % at B = {_listed(reduction.index)}, {'mean over ' if mean else ''}M = {_listed(_latents(grid))}"
+    where = f"at B = {_listed(reduction.index)}, {'mean over ' if mean else ''}M = {_listed(_latents(grid))}"
+    measured = f"{named(cells, model, against)}: error lower by {values} % {where}"
     return measured, (bool(max(stated) <= tolerance) if stated else None)
 
 
@@ -61,7 +61,7 @@ def saturates(cells: pandas.DataFrame, model: str, against: str, percent: float)
     holds = (shallow > percent).all() and abs(deepest) <= percent and (change[model] < -percent).all()
     texts = [f"{label} " + ", ".join(f"{signed(v, 1)} %" for v in change[name]) for name, label in _names(cells, change)]
     where = f"from M = {first[0]:.0f} to {last[0]:.0f} at B = {_listed(change.index)}"
-    return f"{'; '.join(texts)} {where}", (None if holds and shallow.empty else bool(holds))
+    return f"error of {'; '.join(texts)} {where}", (None if holds and shallow.empty else bool(holds))
 
 
 def flattens(cells: pandas.DataFrame, percent: float) -> Outcome:
@@ -76,7 +76,7 @@ def flattens(cells: pandas.DataFrame, percent: float) -> Outcome:
         return None
     texts = ", ".join(f"{label} {signed(change[name], 1)} %" for name, label in _names(cells, change.index))
     depth = deepest["num_blocks"].iloc[0]
-    return f"{texts} from M = {few:.0f} to {many:.0f} at B = {depth:.0f}", bool((change.abs() <= percent).all())
+    return f"error of {texts} from M = {few:.0f} to {many:.0f} at B = {depth:.0f}", bool((change.abs() <= percent).all())
 
 
 def half_depth(cells: pandas.DataFrame, model: str, against: str, shallow: int) -> Outcome:
@@ -107,7 +107,7 @@ def coincides_at(cells: pandas.DataFrame, model: str, against: str, num_blocks: 
     there = change.index == num_blocks
     holds = (change[there].abs() <= percent).all() and (change[~there] < -percent).all()
     texts = ", ".join(f"{signed(value, 1)} % at B = {depth:.0f}" for depth, value in change.items())
-    return f"{named(cells, model, against)}: {texts}", (None if holds and (there.all() or not there.any()) else bool(holds))
+    return f"error of {named(cells, model, against)}: {texts}", (None if holds and (there.all() or not there.any()) else bool(holds))
 
 
 def flips(cells: pandas.DataFrame, model: str, against: str) -> Outcome:
@@ -119,7 +119,7 @@ def flips(cells: pandas.DataFrame, model: str, against: str) -> Outcome:
     lead = {"fp32": change < 0, "fp16": change > 0}
     holds = all(bool(lead[precision][precision]) for precision in change.index)
     texts = ", ".join(f"{signed(value, 1)} % in {precision.upper()}" for precision, value in change.items())
-    return f"{named(cells, model, against)}: {texts}", (None if holds and len(change) < len(lead) else holds)
+    return f"error of {named(cells, model, against)}: {texts}", (None if holds and len(change) < len(lead) else holds)
 
 
 def order_at_every_depth(cells: pandas.DataFrame, model: str, against: str) -> Outcome:
@@ -129,8 +129,7 @@ def order_at_every_depth(cells: pandas.DataFrame, model: str, against: str) -> O
         return None
     worse = [f"B = {depth:.0f} {precision}" for (_, depth, precision), value in change.items() if value >= 0]
     where = f"; not at {', '.join(worse)}" if worse else ""
-    span = f"change {signed(change.min())} to {signed(change.max())} %"
-    return f"lower in {(change < 0).sum()} of {len(change)} cells, {span}{where}", not worse
+    return f"lower in {(change < 0).sum()} of {len(change)} cells, {changes(change)}{where}", not worse
 
 
 def precision_band(cells: pandas.DataFrame, percent: float) -> Outcome:
@@ -150,7 +149,7 @@ def precision_change(cells: pandas.DataFrame, percent: float, tolerance: float) 
     change = _precision_change(cells)
     if change.empty:
         return None
-    return f"{signed(change.iloc[0])} %", bool(abs(change.iloc[0] - percent) <= tolerance)
+    return f"error {signed(change.iloc[0])} % from FP32 to FP16", bool(abs(change.iloc[0] - percent) <= tolerance)
 
 
 def _pairs(cells: pandas.DataFrame, model: str, against: str) -> pandas.DataFrame:

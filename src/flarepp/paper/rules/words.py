@@ -23,9 +23,17 @@ def change_against(cells: pandas.DataFrame, model: str, against: str) -> pandas.
 
 
 def signed(value: float, digits: int = 0) -> str:
-    """A change with its sign; what rounds to zero has none."""
+    """A change with its sign, to one more decimal where it rounds to zero; what is zero even then has none."""
+    digits += not round(value, digits)
     rounded = round(value, digits)
     return f"{rounded:+.{digits}f}" if rounded else "0"
+
+
+def changes(values: pandas.Series) -> str:
+    """The range of changes of an error, "error -53 to -21 %", or how close all are."""
+    if values.abs().max() < 0.05:
+        return "errors within 0.1 % of each other"
+    return f"error {' to '.join(dict.fromkeys(map(signed, (values.min(), values.max()))))} %"
 
 
 def labels(cells: pandas.DataFrame, table) -> list[str]:

@@ -23,7 +23,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> No
     records: the tidy table (suite "figure3" is used). shown: "last", "ema" or "best_test". scale: name of the scale.
     ValueError for an unknown error or records of another scale.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, SUITE)
     errors = cells(records, SUITE, shown)
     errors = errors[errors["model"].isin(PAIR)].copy()
     errors["shown"] = [three_digits(mean) if n else "" for mean, n in zip(errors["mean"], errors["n"])]

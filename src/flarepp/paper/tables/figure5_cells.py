@@ -31,7 +31,7 @@ def build(records: pandas.DataFrame, out: Path, *, scale: str) -> None:
     records: the tidy table (suite "figure5" is used). scale: name of the scale. ValueError for records of another scale or
     for what `cost.cells` refuses; FileNotFoundError when a run folder named in the records is gone.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, cost.SUITE)
     rows = cost.cells(records)
     for name, metric in RATIOS.items():
         rows[name] = cost.ratios(rows, metric)

@@ -24,7 +24,7 @@ def build(records: pandas.DataFrame, out: Path, *, scale: str) -> None:
     records: the tidy table (suite "figure5" is used). scale: name of the scale. ValueError for records of another scale or
     for what `cost.cells` refuses; FileNotFoundError when a run folder named in the records is gone.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, cost.SUITE)
     rows, notes = _counts(cost.cells(records)), Notes()
     blocks = [Block([_row(row, notes) for _, row in group.iterrows()]) for _, group in rows.groupby("model", sort=False)]
     columns = [("", "mixer", "l"), ("", "M", "r"), ("", "N", "r"), (OURS, "formula", "l"), (OURS, "counted", "r")]

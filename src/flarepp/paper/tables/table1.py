@@ -47,7 +47,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     ValueError for an unknown error, records of another scale, or when one model has two configurations on one dataset;
     FileNotFoundError when a run folder named in the records is gone.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, "table1")
     look = Look(shown, compared, check_beside(beside), scale)
     runs, regions = settings.read(records, "table1"), _regions(records, shown)
     errors = _errors(records, runs, look)

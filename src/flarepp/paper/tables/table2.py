@@ -27,7 +27,7 @@ def build(records: pandas.DataFrame, out: Path, *, scale: str, beside: str = "bo
     "difference" to the paper's in % in place of its numbers; the CSV has all of our rows. ValueError for records of another
     scale or for what `scaling.efficiencies` refuses; FileNotFoundError when a run folder named in the records is gone.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, scaling.SUITE)
     check_beside(beside)
     rows, notes = _with_papers(scaling.efficiencies(records)), Notes()
     differing = [*deviations.find(records, scaling.SUITE, scale).values(), _other_gpus(rows, scale)]

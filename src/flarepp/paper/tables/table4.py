@@ -20,7 +20,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
 
     FileNotFoundError when a run folder named in the records is gone.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, "table1")
     runs, notes = settings.read(records), Notes()
     suite, others = settings.matched(runs), settings.complete(runs)
     parts = [(settings.MATCHED, suite, _ordered(suite))]

@@ -22,7 +22,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, sc
     The token count is read from the predictions of a run. FileNotFoundError when a run folder of the records
     is gone.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, "table1")
     runs = settings.read(records)
     datasets = dict.fromkeys(run.dataset for run in runs)
     labels = {run.dataset: run.dataset_label for run in runs}
