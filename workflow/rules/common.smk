@@ -49,7 +49,7 @@ def records_of(suite):
     read = dict.fromkeys([*PLAN.scaling, *COST_CELLS], ["metrics.json"])
     read |= dict.fromkeys(PLAN.runs, ["metrics.json", "history.csv", "predictions.h5"])
     runs = [f"{run}/{name}" for run in PLAN.suite_runs(suite) for name in read.get(run, ())]
-    return [f"{RESULTS}/records/{suite}.csv", *runs]
+    return [f"{RESULTS}/records/{suite}.csv", f"{RESULTS}/records/{suite}.csv.sha256", *runs]
 
 
 def paper_code(module):

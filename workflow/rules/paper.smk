@@ -115,6 +115,7 @@ rule figure2:
 rule ledger:
     input:
         records=f"{RESULTS}/records.csv",
+        digest=f"{RESULTS}/records.csv.sha256",
         steps=expand("{run}/metrics.json", run=[*PLAN.scaling, *COST_CELLS]),
         runs=expand("{run}/{name}", run=PLAN.runs, name=["metrics.json", "predictions.h5"]),
         code=paper_code("ledger"),
