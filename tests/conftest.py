@@ -71,6 +71,26 @@ def dataset(tmp_path, benchmark) -> Path:
 
 
 @pytest.fixture
+def saved_figure(monkeypatch):
+    """Call what draws a figure; returns the matplotlib Figure that it saves, which is not rendered."""
+    from matplotlib.figure import Figure
+
+    saved = []
+
+    def savefig(self, path, **options):
+        Path(path).touch()
+        saved.append(self)
+
+    def drawn(build, *words, **options):
+        with monkeypatch.context() as patched:
+            patched.setattr(Figure, "savefig", savefig)
+            build(*words, **options)
+        return saved[-1]
+
+    return drawn
+
+
+@pytest.fixture
 def flarepp():
     """Run `python -m flarepp ...` as a user would; returns the finished process with its output as text."""
     def call(*words, **options) -> subprocess.CompletedProcess:

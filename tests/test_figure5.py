@@ -176,23 +176,9 @@ def judged(name: str, frame: pandas.DataFrame, scale="paper") -> list[str]:
 
 
 @pytest.fixture
-def drawing(monkeypatch):
+def drawing(saved_figure):
     """Draw Figure 5 without rendering it; returns the matplotlib figure."""
-    from matplotlib.figure import Figure
-
-    saved = []
-
-    def savefig(self, path, **options):
-        Path(path).touch()
-        saved.append(self)
-
-    def draw(frame, scale="quick"):
-        with monkeypatch.context() as patched:
-            patched.setattr(Figure, "savefig", savefig)
-            figure5.build(frame, Path("out"), scale=scale)
-        return saved[-1]
-
-    return draw
+    return lambda frame, scale="quick": saved_figure(figure5.build, frame, Path("out"), scale=scale)
 
 
 # --- cells

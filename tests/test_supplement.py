@@ -34,23 +34,9 @@ def four(*more, datasets=DATASETS):
 
 
 @pytest.fixture
-def drawing(monkeypatch):
-    """Build a figure; returns the matplotlib Figure that is saved, which is not rendered."""
-    from matplotlib.figure import Figure
-
-    saved = []
-
-    def savefig(self, path, **options):
-        Path(path).touch()
-        saved.append(self)
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-
-    def build(module, records, shown="last"):
-        module.build(records, Path("out"), shown=shown, scale="quick")
-        return saved[-1]
-
-    return build
+def drawing(saved_figure):
+    """Build a figure; returns the matplotlib Figure that is saved."""
+    return lambda module, records, shown="last": saved_figure(module.build, records, Path("out"), shown=shown, scale="quick")
 
 
 def lines(axis) -> dict[str, list[float]]:
