@@ -1,5 +1,7 @@
 """Operation counts: the mixers' formulas, their twins and the counter agree; formulas are evaluated or refused."""
 
+import importlib
+import inspect
 from functools import partial
 
 import pytest
@@ -16,12 +18,17 @@ from flarepp.operations import UNCOUNTED, evaluate, mixer_multiply_adds, model_m
 
 SIZES = [{"C": 12, "H": 3, "M": 5}, {"C": 32, "H": 4, "M": 24}, {"C": 128, "H": 8, "M": 64}]
 TILED, COUNTS = {"tile": 40}, (40, 100)
-FORMS = [*((name, {}) for name in mixer_names()), ("transolver3", TILED)]
+MOST = 5001  # tokens
+BLOCKS = {"bigbird", "funnel", "local", "longformer", "reformer", "sinkhorn", "sparse"}  # see test_mixers_patterns
+FORMS = [*((name, {}) for name in mixer_names() if name not in BLOCKS), ("transolver3", TILED)]
 
 
 def mixer_of(name, sizes, norm="layernorm", **options):
-    latents = {} if name == "full" else {"num_latents": sizes["M"]}
-    return build_mixer(name, channel_dim=sizes["C"], num_heads=sizes["H"], norm=norm, **latents, **options)
+    """With M for every size that has no default."""
+    parameters = inspect.signature(importlib.import_module(f"flarepp.mixers.{name}").Mixer).parameters.values()
+    given = {p.name: sizes["M"] for p in parameters if p.default is p.empty}
+    given |= {"channel_dim": sizes["C"], "num_heads": sizes["H"], "norm": norm, "seq_len": MOST}
+    return build_mixer(name, **given | options)
 
 
 def formula_of(mixer, sizes, num_tokens):
@@ -44,7 +51,7 @@ def counted(function):
 def test_a_mixer_does_what_its_formula_says(name, options, sizes, norm):
     mixer, count = mixer_of(name, sizes, norm, **options), 80  # the tile divides it
     once, twice = (mixer_multiply_adds(mixer, tokens, sizes["C"]) for tokens in (count, 2 * count))
-    if name == "full":
+    if name in ("full", "synthesizer"):
         assert [once, twice] == [tokens * formula_of(mixer, sizes, tokens) for tokens in (count, 2 * count)]
     else:
         assert twice - once == count * formula_of(mixer, sizes, count)
@@ -90,6 +97,13 @@ def test_many_tokens_are_counted_at_few(name, options):
         mixer = mixer_of(name, sizes, **options)
         real = counted(partial(mixer, torch.randn(1, count, sizes["C"])))
         assert mixer_multiply_adds(mixer, count, sizes["C"]) == real
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_blocks_that_padding_fills_up_are_counted_too(name):
+    mixer = mixer_of(name, SIZES[1], **({"num_summary": 2} if name == "sparse" else {}))
+    for count in (193, 777, 1000):
+        assert mixer_multiply_adds(mixer, count, 32) == counted(partial(mixer, torch.zeros(1, count, 32)))
 
 
 @pytest.mark.parametrize("queries, keys", [(5, 70), (70, 5), (130, 1500)])
@@ -162,7 +176,7 @@ def test_a_model_is_its_blocks_and_its_ends(name):
 
 @pytest.mark.parametrize("formula, value", [
     ("3 C^2 + 4 M C", 3 * 144 + 4 * 5 * 12), ("4 C^2 + 2 N C", 4 * 144 + 2 * 7 * 12), ("3 H M C", 3 * 3 * 5 * 12),
-    ("M", 5), ("17", 17), (" 2  D^3+N ", 2 * 64 + 7),
+    ("M", 5), ("17", 17), ("2/5 N C", 2 * 7 * 12 / 5), (" 2  D^3+N ", 2 * 64 + 7),
 ])
 def test_formulas_have_values(formula, value):
     assert evaluate(formula, C=12, M=5, H=3, D=4, N=7) == value
@@ -173,7 +187,7 @@ def test_formulas_have_values(formula, value):
     ("3 c", ["symbol 'c' is unknown. Allowed: C, M, H, D, N"]), ("CC", ["symbol 'CC' is unknown; did you mean 'C'"]),
     ("2 N C", ["needs the size N; got C, M"]),
     ("3 C^2 +", ["''", "is no factor"]), ("", ["is no factor"]), ("3 C - M", ["'-' is no factor", "C^2"]),
-    ("C^M", ["'C^M' is no factor"]), ("(C)", ["'(C)'"]), ("C*M", ["'C*M'"]), ("2C", ["'2C'"]), ("1.5 C", ["'1.5'"]),
+    ("C^M", ["'C^M' is no factor"]), ("(C)", ["'(C)'"]), ("C*M", ["'C*M'"]), ("2C", ["'2C'"]), ("1.5 C", ["'1.5'"]), ("2/0 C", ["'2/0'"]),
     ("__import__", ["'__import__' is no factor"]),
 ])
 def test_nothing_else_is_a_formula(formula, words):

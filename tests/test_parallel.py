@@ -5,6 +5,8 @@ The ranks are forks of the test's process. One launch serves many cases: a case 
 
 import copy
 import hashlib
+import importlib
+import inspect
 import multiprocessing
 import os
 import random
@@ -54,8 +56,13 @@ def small_tiles():
         yield
 
 
+def splits(name):
+    mixer = importlib.import_module(f"flarepp.mixers.{name}").Mixer
+    return hasattr(mixer, "encode") or hasattr(mixer, "sum_over_tokens")
+
+
 def test_every_mixer_that_splits_is_looked_at():
-    assert set(SPLITS) == set(mixer_names()) - {"full"}
+    assert set(SPLITS) == {name for name in mixer_names() if splits(name)}
 
 
 # --- running cases on ranks
@@ -821,9 +828,15 @@ def test_complete_architectures_are_refused(name):
         context_parallel(model, None)
 
 
-def test_full_attention_is_refused():
-    with pytest.raises(ValueError, match="context_parallel: mixers.full cannot be split"):
-        context_parallel(build_mixer("full", channel_dim=8, num_heads=2), None)
+@pytest.mark.parametrize("name", [name for name in mixer_names() if not splits(name)])
+def test_mixers_that_do_not_split_are_refused(name):
+    parameters = inspect.signature(importlib.import_module(f"flarepp.mixers.{name}").Mixer).parameters.values()
+    sizes = {p.name: 4 for p in parameters if p.default is p.empty} | {"channel_dim": 8, "num_heads": 2, "norm": "rmsnorm"}
+    with pytest.raises(ValueError, match=f"context_parallel: mixers.{name} cannot be split"):
+        context_parallel(build_mixer(name, **sizes), None)
+
+
+def test_models_of_full_attention_are_refused():
     model = build_model("backbone", in_dim=3, out_dim=1, mixer="full", channel_dim=8, num_heads=2, num_blocks=2, ffn_ratio=2,
                         norm="layernorm")
     with pytest.raises(ValueError, match="context_parallel: mixers.full cannot be split"):

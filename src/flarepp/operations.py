@@ -3,7 +3,8 @@
 One convention everywhere: a multiplication and the addition of its product are one operation; sums, exponentials, norms and
 activations are none. An attention of M queries on N keys is 2 M N D of them a head, however the kernel is called; the paper
 counts it half. What a module does is a polynomial of degree two in N, that of attention among all tokens, or less, so that
-counts at three small N give that at any other.
+counts at three small N give that at any other; where a fourth shows that it is none, as in blocks that padding fills up, the
+module is counted at N itself.
 
 C channels, H heads, D = C / H, M latents or slices, N tokens.
 """
@@ -21,9 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from flarepp.errors import unknown
 
-STEP = 64  # tokens between two counts
+STEP, CHECK = 64, 161  # tokens between two counts, and of the one that tells whether they are of a polynomial
 SYMBOLS = ("C", "M", "H", "D", "N")
-FACTOR = re.compile(r"(?P<number>\d+)|(?P<symbol>[A-Za-z]\w*)(\^(?P<power>\d+))?")
+FACTOR = re.compile(r"(?P<number>\d+(/[1-9]\d*)?)|(?P<symbol>[A-Za-z]\w*)(\^(?P<power>\d+))?")
 
 
 # What torch's counter does not know, by shapes and two a multiply-add, as it counts: the CPU's attention, products in place.
@@ -64,9 +65,16 @@ def _counted(module: nn.Module, num_tokens: int, width: int) -> int:
 def _multiply_adds(module: nn.Module, num_tokens: int, width: int) -> int:
     if num_tokens <= 3 * STEP:
         return _counted(module, num_tokens, width)
-    first, second, third = (_counted(module, tokens, width) for tokens in (STEP, 2 * STEP, 3 * STEP))
-    steps = Fraction(num_tokens - STEP, STEP)  # Newton's interpolation
-    return int(first + steps * (second - first) + steps * (steps - 1) / 2 * (third - 2 * second + first))
+    counts = [_counted(module, tokens, width) for tokens in (STEP, 2 * STEP, 3 * STEP)]
+    if _interpolated(counts, CHECK) != _counted(module, CHECK, width):
+        return _counted(module, num_tokens, width)
+    return int(_interpolated(counts, num_tokens))
+
+
+def _interpolated(counts: list[int], num_tokens: int) -> Fraction:
+    """Newton's interpolation of three counts."""
+    (first, second, third), steps = counts, Fraction(num_tokens - STEP, STEP)
+    return first + steps * (second - first) + steps * (steps - 1) / 2 * (third - 2 * second + first)
 
 
 def mixer_multiply_adds(mixer: nn.Module, num_tokens: int, channel_dim: int) -> int:
@@ -80,7 +88,8 @@ def model_multiply_adds(model: nn.Module, num_tokens: int, in_dim: int) -> int:
 
 
 def evaluate(formula: str, **sizes: int) -> float:
-    """The value of a mixer's formula such as "3 C^2 + 4 M C": sums of products of numbers and powers of `SYMBOLS`.
+    """The value of a mixer's formula such as "3 C^2 + 4 M C" or "2/5 N C": sums of products of numbers, fractions and powers of
+    `SYMBOLS`.
 
     Raises ValueError for anything else, and for a symbol without a size.
     """
@@ -88,13 +97,13 @@ def evaluate(formula: str, **sizes: int) -> float:
                      for term in formula.split("+")))
 
 
-def _factor(factor: str, formula: str, sizes: dict) -> int:
+def _factor(factor: str, formula: str, sizes: dict) -> Fraction | int:
     match = FACTOR.fullmatch(factor)
     if match is None:
-        raise ValueError(f"formula {formula!r}: {factor!r} is no factor; allowed: numbers, {', '.join(SYMBOLS)} and powers "
+        raise ValueError(f"formula {formula!r}: {factor!r} is no factor; allowed: numbers, fractions as 2/5, {', '.join(SYMBOLS)} and powers "
                          "as C^2, with spaces between factors and + between products")
     if match["number"]:
-        return int(match["number"])
+        return Fraction(match["number"])
     if match["symbol"] not in SYMBOLS:
         raise ValueError(f"formula {formula!r}: {unknown('symbol', match['symbol'], SYMBOLS)}")
     if match["symbol"] not in sizes:
