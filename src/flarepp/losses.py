@@ -1,4 +1,4 @@
-"""Relative L2 error, its training loss and Darcy's gradient term (FLARE study, arXiv 2508.12594).
+"""Relative L2 error, its training loss and Darcy's gradient term (FLARE study, arXiv 2508.12594); cross-entropy for classes.
 
     error(p, t) = ||p - t||_2 / ||t||_2 over all points and channels of one sample, on decoded fields
     Darcy loss  = mean error(p, t) + w [ mean error(Dx(m p), Dx t) + mean error(Dy(m p), Dy t) ],  w = 0.1
@@ -65,3 +65,8 @@ def training_loss(prediction: Tensor, target: Tensor, *, gradient_weight: float,
     interior = F.pad(target.new_ones([extent - 2 for extent in grid]), (1, 1, 1, 1)).flatten()[:, None]  # [N, 1]
     pairs = zip(central_differences(prediction * interior, grid), central_differences(target, grid))
     return loss + gradient_weight * sum(relative_l2(ours, theirs).mean() for ours, theirs in pairs)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean of -log softmax(logits)[label] over the batch, from logits [B, K] and labels [B], in FP32 or better."""
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels)
