@@ -1,7 +1,7 @@
 # The whole reproduction as one DAG: datasets -> runs -> records -> tables, figures, ledger.
 #
 #   snakemake --cores all                       everything at the scale of config.yaml
-#   snakemake --cores all table1                one artefact: table1 to table5, operations, figure3_cells, figure5_cells,
+#   snakemake --cores all table1                one artefact: table1 to table6, operations, figure3_cells, figure5_cells,
 #                                               figure2 to figure9, learning_curves, error_distribution, ledger, paper_pdf
 #   snakemake --cores all --config scale=paper  another scale; `--configfile mine.yaml` lays values over config.yaml
 #   snakemake --report report.html              figures, tables and ledger with their provenance, after a run
@@ -35,4 +35,4 @@ rule all:
         f"{RESULTS}/records.csv",
         expand("{run}/{name}", run=PLAN.runs, name=RUN_FILES),
         expand("{run}/metrics.json", run=[*PLAN.predictors, *PLAN.scaling, *COST_CELLS]),
-        expand(f"{RESULTS}/data/{{dataset}}.{{kind}}", dataset=PLAN.datasets, kind=["h5", "json"]),
+        expand(f"{RESULTS}/data/{{dataset}}.{{kind}}", dataset=[*PLAN.datasets, *PLAN.tasks], kind=["h5", "json"]),

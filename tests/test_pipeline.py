@@ -1,6 +1,7 @@
 """The complete DAG at scale smoke, in a copy whose path has a space: outputs, bits, and what re-runs when.
 
-All benchmarks and artefacts; of Table 1's models those below, for time (test_ragged trains every one of them).
+All benchmarks and artefacts; of Table 1's models and Table 6's rows those below, for time (test_ragged trains every model,
+test_lra_model every mixer).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import yaml
 from conftest import PROJECT
 from flarepp.record import read_records
 
-TABLES = ("table1", "table2", "table3", "table4", "table5", "figure3_cells", "operations", "figure5_cells")
+TABLES = ("table1", "table2", "table3", "table4", "table5", "table6", "figure3_cells", "operations", "figure5_cells")
 FIGURES = (*(f"figure{number}" for number in range(2, 10)), "learning_curves", "error_distribution")
 ARTEFACTS = [
     *(f"results/smoke/{name}.{kind}" for name in (*(f"tables/{table}" for table in TABLES), "ledger") for kind in ("tex", "csv", "md", "html")),
@@ -27,6 +28,7 @@ ARTEFACTS = [
     "results/smoke/consistency.csv", "paper_figures/smoke/paper.tex"]
 MODELS = ["full", "gnot", "transolver3", "flare", "flarepp"]
 COST_MODELS = ["full", "transolver3", "flare", "flarepp"]
+ROWS = ["full", "sparse", "flare", "flarepp"]
 
 
 def snakemake(folder: Path, *words: str) -> subprocess.CompletedProcess:
@@ -55,6 +57,9 @@ def copy(tmp_path_factory) -> Path:
         shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     config = folder / "config.yaml"
     text = config.read_text().replace("scale: quick", "scale: smoke", 1)
+    start, stop = text.index("  mixers:"), text.index("  # What needs no learning")
+    rows = re.sub(r"(?m)^    (\w+):.*\n(?:      .*\n)*", lambda row: row[0] if row[1] in ROWS else "", text[start:stop])
+    text = text[:start] + rows + text[stop:]
     config.write_text(re.sub(r"(  table1:[^\n]*\n    models: )\[.*?\]", rf"\g<1>[{', '.join(MODELS)}]", text, count=1, flags=re.DOTALL))
     answer = snakemake(folder, "--scheduler", "greedy")
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -79,11 +84,12 @@ def test_every_artefact_exists_and_holds_something(copy):
 def test_records_hold_every_run_once_a_suite(copy, monkeypatch):
     monkeypatch.chdir(copy)  # records name run folders relative to it
     records = read_records(copy / "results/smoke/records.csv")
-    absent = records[records["status"] != "ok"]
+    absent, sequences = (records[(records["status"] != "ok") & found] for found in (records["suite"] != "table6", records["suite"] == "table6"))
     assert set(absent["status"]) == {"not affordable"} and list(absent["dataset"]) == ["pipe", "drivaerml"]
-    assert set(records["suite"]) == {"table1", "figure3", "figure4", "table2", "figure5"}
+    assert set(sequences["status"]) == {"no data"} and list(sequences["dataset"]) == ["text", "retrieval", "image"] * len(ROWS)
+    assert set(records["suite"]) == {"table1", "figure3", "figure4", "table2", "figure5", "table6"}
     runs = records[records["metric"] == "last"].groupby("suite")["run"].count()
-    assert runs.to_dict() == {"table1": 5 * len(MODELS) - 2 + 15, "figure3": 16, "figure4": 24}
+    assert runs.to_dict() == {"table1": 5 * len(MODELS) - 2 + 15, "figure3": 16, "figure4": 24, "table6": 2 * len(ROWS) + 4}
     cells = records[records["metric"] == "step_ms"]
     scaled, costs = (cells[cells["suite"] == suite] for suite in ("table2", "figure5"))
     assert set(zip(scaled["model"], scaled["num_ranks"])) == {(model, ranks) for model in ("flare", "flarepp") for ranks in (1, 2)}
@@ -109,14 +115,14 @@ def test_touching_files_runs_nothing(restored):
 def test_an_unrelated_key_runs_nothing(restored):
     config = yaml.safe_load((restored / "config.yaml").read_text())
     config["defaults"]["training"]["steps"]["desk"] = 4000
-    datasets = {"datasets": config.pop("datasets")}  # their order is that of the tables' columns
+    datasets = {name: config.pop(name) for name in ("datasets", "lra")}  # their order is that of the tables' columns and rows
     text = yaml.safe_dump(config) + yaml.safe_dump(datasets, sort_keys=False)  # other order of the other keys, no comments
     (restored / "config.yaml").write_text(text)
     assert planned(restored) == []
 
 
 def trained(jobs: list[str]) -> set[str]:
-    return {job.removeprefix("train results/smoke/runs/") for job in jobs if job.startswith("train ")}
+    return {re.sub("^(train|classify) results/smoke/runs/", "", job) for job in jobs if job.startswith(("train ", "classify "))}
 
 
 def all_runs(copy: Path) -> set[str]:
@@ -170,9 +176,17 @@ def test_a_models_key_runs_that_model_and_what_depends_on_it(copy):
     overlay = copy / "overlay.yaml"
     overlay.write_text(yaml.safe_dump({"models": {"flarepp": {"training": {"lr": 5e-4}}}}))
     jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
-    assert trained(jobs) == {run for run in all_runs(copy) if "/flarepp/" in run} != set()
+    assert trained(jobs) == {run for run in all_runs(copy) if "/flarepp/" in run and not run.startswith("table6/")} != set()
     assert {"table1", "figure3", "figure3_cells", "figure4", "figure6", "figure7", "claims ledger"} <= set(jobs)
     assert not any(job.startswith(("dataset", "trivial", "scaling", "cost")) for job in jobs)
+
+
+def test_a_key_of_a_row_of_table6_runs_that_row_and_what_depends_on_it(copy):
+    overlay = copy / "overlay.yaml"
+    overlay.write_text(yaml.safe_dump({"lra": {"mixers": {"flare": {"training": {"lr": 5e-4}}}}}))
+    jobs = planned(copy, "--configfile", "config.yaml", str(overlay))
+    assert trained(jobs) == {run for run in all_runs(copy) if re.match("table6/.*/flare/", run)} and len(trained(jobs)) == 2
+    assert {"table6", "records of table6", "claims ledger"} <= set(jobs) and "table1" not in jobs
 
 
 def test_a_datasets_key_runs_that_dataset(copy):
@@ -186,7 +200,8 @@ def test_a_datasets_key_runs_that_dataset(copy):
 @pytest.mark.parametrize("file, part", [
     ("mixers/flarepp.py", "/flarepp/"), ("mixers/full.py", "/full/"), ("solvers/darcy.py", "/darcy/"),
     ("data/elasticity.py", "/elasticity/"), ("attention.py", "/"), ("scaling.py", "table2/"),
-    ("cost.py", "figure5/"), ("operations.py", "figure5/")])
+    ("cost.py", "figure5/"), ("operations.py", "figure5/"), ("classify.py", "table6/"), ("mixers/sparse.py", "/sparse/"),
+    ("data/lra/listops.py", "/listops/")])
 def test_editing_a_source_runs_exactly_its_runs(restored, file, part):
     path = restored / "src/flarepp" / file
     path.write_text(path.read_text() + "\n# an edit\n")
@@ -231,6 +246,7 @@ def test_paper_scale_is_listed_within_ten_seconds(copy):
     jobs = planned(copy, "--config", "scale=paper")
     assert time.monotonic() - started < 10
     assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 98
+    assert len([job for job in jobs if job.startswith("classify results/paper/runs/table6/")]) == len(ROWS) * 5
     cells = [job for job in jobs if job.startswith("cost results/paper/runs/figure5/")]
     assert len(cells) == 16 and all(" on cuda, N 1000, 10000, 50000, " in job for job in cells)
 

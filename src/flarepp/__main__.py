@@ -26,15 +26,21 @@ WORDS = {  # for what a system says of a file, and what to do
 def data(arguments: argparse.Namespace) -> None:
     """List the benchmarks, fetch published files, or make one dataset file."""
     from flarepp import data as benchmarks
+    from flarepp.data import lra
 
     if arguments.list:
         print(benchmarks.listing(arguments.root, arguments.lock, arguments.generated))
+        print(f"\nLong Range Arena\n{lra.listing(arguments.root, arguments.lock, arguments.generated)}")
     elif arguments.fetch:
         for name in arguments.fetch:
-            benchmarks.download.fetch(name, benchmarks.benchmark_module(name), arguments.root, arguments.lock)
+            module = lra.task_module(name) if name in lra.task_names() else benchmarks.benchmark_module(name)
+            benchmarks.download.fetch(name, module, arguments.root, arguments.lock)
     elif arguments.spec and arguments.store and arguments.card:
-        benchmarks.prepare(parse_object(arguments.spec), arguments.store, arguments.card, arguments.generated,
-                           arguments.lock, arguments.workers)
+        spec, files = parse_object(arguments.spec), (arguments.store, arguments.card)
+        if spec.get("name") in lra.task_names():
+            lra.prepare(spec, *files, arguments.lock, arguments.workers)
+        else:
+            benchmarks.prepare(spec, *files, arguments.generated, arguments.lock, arguments.workers)
     else:
         raise ValueError("data: give --list, --fetch NAME, or a dataset spec with --store FILE and --card FILE")
 
@@ -50,6 +56,13 @@ def train(arguments: argparse.Namespace) -> int:
     from flarepp.train import train_on_ranks
 
     return on_ranks(train_on_ranks, read_json(arguments.spec), data_of(arguments), arguments.spec.parent)
+
+
+def classify(arguments: argparse.Namespace) -> None:
+    from flarepp.classify import classify as run
+    from flarepp.record import read_json
+
+    show(run(read_json(arguments.spec), data_of(arguments), arguments.spec.parent))
 
 
 def parallel(arguments: argparse.Namespace) -> int:
@@ -110,8 +123,13 @@ def on_ranks(function, *words) -> int:
         print(error, file=sys.stderr)
         return 1
     if result:  # only the main process has one
-        print(f"{result['status']}{': ' if result['message'] else ''}{result['message']} {json.dumps(result['metrics'])}")
+        show(result)
     return 0
+
+
+def show(result: dict) -> None:
+    """A record in one line."""
+    print(f"{result['status']}{': ' if result['message'] else ''}{result['message']} {json.dumps(result['metrics'])}")
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -132,11 +150,16 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def predictor(arguments: argparse.Namespace) -> None:
-    from flarepp.predictors import run
+    """Run the trivial predictor of fields or of classes that has the spec's name."""
+    from flarepp import class_baselines, predictors
     from flarepp.record import read_json
 
-    result = run(read_json(arguments.spec), data_of(arguments), arguments.spec.parent)
-    print(f"{result['status']}: {json.dumps(result['metrics'])}")
+    spec = read_json(arguments.spec)
+    name, modules = spec.get("model", {}).get("name"), (predictors, class_baselines)
+    found = [module for module in modules if name in module.PREDICTORS]
+    if not found:
+        raise ValueError(f"{arguments.spec}: {unknown('predictor', name, [*predictors.PREDICTORS, *class_baselines.PREDICTORS])}")
+    show(found[0].run(spec, data_of(arguments), arguments.spec.parent))
 
 
 def records(arguments: argparse.Namespace) -> None:
@@ -236,6 +259,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--root", type=Path, default="data", help="folder of the published files, to write to")
     sub.add_argument("--split", type=Path, required=True, help='JSON file {"train": [run ids], "test": [run ids]}')
     for name, function, help in (("train", train, "train one run from its spec.json; resumes from its checkpoint"),
+                                 ("classify", classify, "train one run of the Long Range Arena; resumes from its checkpoint"),
                                  ("predictor", predictor, "evaluate one trivial predictor from its spec.json")):
         sub = verb(name, function, help)
         sub.add_argument("spec", type=Path, help="spec.json; the record is written beside it")

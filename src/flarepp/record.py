@@ -27,7 +27,7 @@ from pathlib import Path
 
 COLUMNS = ("suite", "run", "scale", "dataset", "dataset_label", "model", "label", "role", "num_blocks", "num_latents",
            "num_tokens", "num_ranks", "precision", "seed", "status", "data_source", "metric", "value")
-STATUSES = ("ok", "diverged", "oom", "not run", "not affordable")
+STATUSES = ("ok", "diverged", "oom", "not run", "not affordable", "no data")
 OUTPUTS = ("history.csv", "predictions.h5", "model.safetensors")
 
 

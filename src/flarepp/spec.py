@@ -4,8 +4,9 @@
 
 A value of the configuration may be a mapping by scale or by benchmark (`default` for the rest); `pick` chooses. A run's
 model and training sections are layered: defaults < suite < model < the suite's axes. Runs of the section `scaling` have a
-model section, its sizes < model < its lists, and settings of their own; so have the curves of the section `cost`. Every error
-is a ValueError that names the key, what came, what is allowed and the nearest valid name.
+model section, its sizes < model < its lists, and settings of their own; so have the curves of the section `cost`. The section
+`lra` has tasks in place of benchmarks, and rows of its own. Every error is a ValueError that names the key, what came, what is
+allowed and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from flarepp.record import digest, sha256
 SCALES = ("smoke", "quick", "desk", "paper")
 PACKAGE = Path(__file__).parent
 SCHEMA = PACKAGE.parents[1] / "workflow" / "schemas" / "config.schema.yaml"
-NOT_OPTIONS = ("self", "in_dim", "out_dim", "grid", "seq_len", "mixer")  # arguments the data or the configuration's names give
+NOT_OPTIONS = ("self", "in_dim", "out_dim", "grid", "seq_len", "num_documents", "mixer")  # the data or the configuration's names give
 TRIVIAL = "trivial"
 OF_PAPER = ("table1", "figure4", "figure3")
-SCALING, COST = "table2", "figure5"  # the suites that the sections `scaling` and `cost` make
+SCALING, COST, LRA = "table2", "figure5", "table6"  # the suites that the sections `scaling`, `cost` and `lra` make
+OF_FIELDS = ("gradient_weight", "context_parallel", "data_parallel")  # training keys that runs of `lra` do not have
+NO_DATA = "no data"  # of a task that is only there as published files, where those are not asked for
 ABSENT = object()  # what a selector yields when neither the scale, the benchmark nor `default` is among its keys
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below",
           "minItems": "a list of at least", "maxItems": "a list of at most", "minProperties": "a number of entries of at least"}
@@ -36,11 +39,12 @@ LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mos
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its folder, its complete spec, the source files its numbers depend on."""
+    """One run: its folder, its complete spec, the source files its numbers depend on, the verb that makes it."""
 
     path: str
     spec: dict
     code: tuple[str, ...]
+    verb: str = "train"
 
     @property
     def json(self) -> str:
@@ -55,9 +59,10 @@ class Plan:
     scale: str
     shown: str  # the error that tables and figures show
     compared: str  # the error that is compared with the paper's
-    beside: str  # whose numbers Tables 1 and 2 show
+    beside: str  # whose numbers Tables 1, 2 and 6 show
     lock: str  # the file that pins what was downloaded
     datasets: dict[str, dict]
+    tasks: dict[str, dict]  # of the Long Range Arena, those there are data of
     runs: dict[str, Run]
     predictors: dict[str, Run]
     scaling: dict[str, Run]
@@ -70,17 +75,17 @@ class Plan:
         return next(iter(self.curves.values())).spec["cost"]["num_tokens"]
 
     def dataset_json(self, dataset: str) -> str:
-        """What the data rule needs, as one line."""
-        return json.dumps(self.datasets[dataset], sort_keys=True)
+        """What the data rule needs of a benchmark or task, as one line."""
+        return json.dumps((self.datasets | self.tasks)[dataset], sort_keys=True)
 
     def published_json(self, dataset: str) -> str:
-        """sha256 of the published files a dataset is read from, as one line; empty when it is generated, or downloaded: then
+        """sha256 of the published files a benchmark or task is read from, as one line; empty when it is generated, or downloaded: then
         the lock file binds.
 
         A file whose size and time are those of the dataset's card is not read again, and one that is gone counts as
         unchanged: what was made from it stays valid.
         """
-        spec, card = self.datasets[dataset], Path(f"results/{self.scale}/data/{dataset}.json")
+        spec, card = (self.datasets | self.tasks)[dataset], Path(f"results/{self.scale}/data/{dataset}.json")
         if spec["source"] != "path":
             return ""
         known = json.loads(card.read_text(encoding="utf-8")).get("published", {}) if card.exists() else {}
@@ -108,20 +113,22 @@ def expand(config: dict) -> Plan:
     scale = config.get("scale")
     if scale not in SCALES:
         raise ValueError(f"scale: {unknown('scale', scale, SCALES)}")
-    names = list(_mapping(config, "datasets"))
+    names, arena = list(_mapping(config, "datasets")), {"lra": _mapping(config, "lra")}
+    config = {key: value for key, value in config.items() if key != "lra"}
     for each in (scale, *(other for other in SCALES if other != scale)):
         for dataset in names:
             validate(pick(config, each, dataset, names), f"scale {each}, {dataset}")
         picked = _without_benchmark(config, each, names)
         for section in ("scaling", "cost"):
             _refuse(_validator(section), picked[section], f"config (scale {each})", section)
+        by_task = _by_task(arena, each)
     by_dataset = {dataset: pick(config, scale, dataset, names) for dataset in names}
     chosen = next(iter(by_dataset.values()))
     if len(locks := {picked["data"]["lock"] for picked in by_dataset.values()}) > 1:
         raise ValueError(f"data.lock: got {', '.join(sorted(locks))}; one file holds the pins of all benchmarks")
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
     shows = (chosen["shown_error"], chosen["compared_error"], chosen["beside"], chosen["data"]["lock"])
-    plan = Plan(scale, *shows, datasets, {}, {}, {}, {}, {})
+    plan = Plan(scale, *shows, datasets, {}, {}, {}, {}, {}, {})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     _check_names(chosen)
     for suite in sorted(chosen["suites"], key=lambda name: _place(name, chosen["suites"][name])):
@@ -129,6 +136,8 @@ def expand(config: dict) -> Plan:
     picked = _without_benchmark(config, scale, names)
     plan.suites[SCALING] = list(_scaling_entries(plan, picked))
     plan.suites[COST] = list(_cost_entries(plan.curves, picked, scale, f"results/{scale}"))
+    root = picked["data"].get("root", chosen["data"]["root"])
+    plan.suites[LRA] = list(_lra_entries(plan, _by_task(arena, scale), root, chosen["seeds"]))
     return plan
 
 
@@ -173,7 +182,7 @@ def pick(value: object, scale: str, dataset: str, names: list[str], path: str = 
     if other := [key for key in value if not isinstance(key, str)]:
         raise ValueError(f"{path or 'the top level'}: the key {other[0]!r} is not text")
     selectors = {"default", *SCALES, *names}
-    if path != "datasets" and selectors & set(value):
+    if path not in ("datasets", "lra.tasks") and selectors & set(value):
         kinds = [kind for kind in (SCALES, names) if set(value) & set(kind)][:1] or [SCALES, names]
         allowed = [*itertools.chain(*kinds), "default"]
         for key in value:
@@ -188,7 +197,7 @@ def pick(value: object, scale: str, dataset: str, names: list[str], path: str = 
 
 def _without_benchmark(config: dict, scale: str, names: list[str]) -> dict:
     """What scaling runs and cost curves are made of, picked for no benchmark: of a mapping by benchmark its `default`."""
-    return pick({key: config[key] for key in ("models", "scaling", "cost")}, scale, "", names)
+    return pick({key: config[key] for key in ("data", "models", "scaling", "cost") if key in config}, scale, "", names)
 
 
 def validate(picked: dict, context: str) -> None:
@@ -290,7 +299,7 @@ def dataset_spec(picked: dict, name: str) -> dict:
 
 def _published(name: str) -> tuple[str, ...]:
     """What a dataset's PUBLISHED_FILES say: paths below the data root, or patterns of paths."""
-    return _constant(PACKAGE / "data" / f"{name}.py", "PUBLISHED_FILES")
+    return _constant(_module_file(data_module(name)), "PUBLISHED_FILES")
 
 
 def published_files(name: str, root: str, *patterns: str) -> list[str]:
@@ -327,7 +336,7 @@ def _check_names(chosen: dict) -> None:
     _known(chosen["predictors"], known, "predictors", "predictor")
     taken = {key for name, section in chosen["models"].items() for key in _accepted(section, f"models.{name}")}
     _known(chosen["defaults"]["model"], taken, "defaults.model", "key")
-    for suite, section in ((SCALING, "scaling"), (COST, "cost")):
+    for suite, section in ((SCALING, "scaling"), (COST, "cost"), (LRA, "lra")):
         if suite in chosen["suites"]:
             raise ValueError(f"suites: the name {suite!r} belongs to the suite that the section {section!r} makes; "
                              "choose another")
@@ -381,7 +390,7 @@ def _model_entries(plan: Plan, known: dict, suite: str, model: str, dataset: str
 def _predictor_entry(plan: Plan, suite: str, predictor: str, dataset: str, picked: dict) -> dict:
     path = f"results/{plan.scale}/runs/{suite}/{dataset}/{predictor}/s0"
     spec = {"scale": plan.scale, "dataset": plan.datasets[dataset], "model": {"name": predictor}, "training": {"seed": 0}}
-    plan.predictors[path] = Run(path, spec, sources("flarepp.predictors"))
+    plan.predictors[path] = Run(path, spec, sources("flarepp.predictors"), "predictor")
     return {"dataset": dataset, "dataset_label": picked["datasets"][dataset]["label"], "model": predictor,
             "label": picked["predictors"][predictor]["label"], "role": TRIVIAL, "run": path, "spec": digest(spec), "absent": None,
             "seed": 0}
@@ -475,6 +484,88 @@ def _shards(mixer: str | None) -> bool:
     return bool(assigned & {"encode", "sum_over_tokens"})
 
 
+def _by_task(arena: dict, scale: str) -> dict[str, dict]:
+    """The section `lra` at a scale as each task sees it, checked."""
+    names = list(_mapping(arena["lra"], "tasks"))
+    by_task = {task: pick(arena, scale, task, names)["lra"] for task in names}
+    for task, section in by_task.items():
+        _refuse(_validator("lra"), section, f"config (scale {scale}, {task})", "lra")
+    return by_task
+
+
+def _lra_entries(plan: Plan, by_task: dict[str, dict], root: str, seeds: list[int]):
+    """Yield one entry per row, task and seed, then those of the baselines; tasks and runs join the plan."""
+    section = next(iter(by_task.values()))
+    _check_lra_names(section, plan.datasets)
+    for task, picked in by_task.items():
+        if data := task_spec(picked, task, root, plan.scale):
+            plan.tasks[task] = data
+    for row, task, seed in itertools.product(section["mixers"], by_task, seeds):
+        found = by_task[task]["mixers"][row]
+        base = _lra_base(section, task, row, found["label"]) | {"role": found["role"], "seed": seed}
+        if task not in plan.tasks:
+            yield base | {"run": "", "spec": "", "absent": NO_DATA}
+            continue
+        spec = lra_spec(by_task[task], row, plan.tasks[task], plan.scale, seed)
+        path = f"results/{plan.scale}/runs/{LRA}/{task}/{row}/{variant(spec, ())}"
+        plan.runs[path] = Run(path, spec, _model_sources("flarepp.classify", spec["model"]), "classify")
+        yield base | {"run": path, "spec": digest(spec), "absent": None, "num_blocks": spec["model"]["num_blocks"],
+                      "num_latents": spec["model"].get("num_latents"), "precision": spec["training"]["precision"]}
+    for name, task in itertools.product(section["baselines"], plan.tasks):
+        path = f"results/{plan.scale}/runs/{LRA}/{task}/{name}/s0"
+        spec = {"scale": plan.scale, "dataset": plan.tasks[task], "model": {"name": name}, "training": {"seed": 0}}
+        plan.predictors[path] = Run(path, spec, sources("flarepp.class_baselines"), "predictor")
+        yield _lra_base(section, task, name, section["baselines"][name]["label"]) | {
+            "role": TRIVIAL, "seed": 0, "run": path, "spec": digest(spec), "absent": None}
+
+
+def _lra_base(section: dict, task: str, row: str, label: str) -> dict:
+    return {"dataset": task, "dataset_label": section["tasks"][task]["label"], "model": row, "label": label}
+
+
+def _check_lra_names(section: dict, datasets: dict) -> None:
+    """Labels and names that tell rows and tasks apart, tasks and baselines there is code for, options that some mixer takes."""
+    _known(section["tasks"], task_names(), "lra.tasks", "task")
+    _known(section["baselines"], _dict_keys(PACKAGE / "class_baselines.py", "PREDICTORS"), "lra.baselines", "baseline")
+    labels = [row["label"].strip().casefold() for rows in ("mixers", "baselines") for row in section[rows].values()]
+    keys = [*section["mixers"], *section["baselines"]]
+    for what, where, given in (("label", "lra.mixers and lra.baselines", labels), ("key", "lra.mixers and lra.baselines", keys),
+                               ("name", "datasets and lra.tasks", [*datasets, *section["tasks"]])):
+        if twice := [item for item in given if given.count(item) > 1]:
+            raise ValueError(f"{where}: the {what} {twice[0]!r} is given twice; tables could not tell them apart")
+    taken = {key for name, row in section["mixers"].items() for key in _accepted(row | {"name": "lra"}, f"lra.mixers.{name}")}
+    _known(section["model"], taken, "lra.model", "key")
+
+
+def task_spec(picked: dict, name: str, root: str, scale: str) -> dict | None:
+    """Everything that makes one task's file; None for a task that is published only, where `source` is to generate."""
+    path, options, source = _module_file(data_module(name)), picked["tasks"][name]["data"], picked["source"]
+    where, wanted = f"lra.tasks.{name}.data", _constant(path, "OPTIONS")
+    drawn = ("num_train", "num_test") if any(getattr(node, "name", "") == "generate" for node in _tree(path).body) else ()
+    _known(options, (*drawn, *wanted, "seed"), where, "key")
+    if source == "generate" and not drawn:
+        return None
+    if source == "download" and _constant(path, "SOURCES") is None:
+        raise ValueError(f"lra.source: got 'download', but src/flarepp/data/lra/{name}.py has no SOURCES; allowed for it: "
+                         "generate, path")
+    kept = [*(drawn if source == "generate" else ()), *wanted, "seed"]
+    if missing := [key for key in kept if key not in options]:
+        raise ValueError(f"{where}: the key {missing[0]!r} is missing at scale {scale}")
+    origin = {"source": source} | ({} if source == "generate" else {"root": root})
+    return {"name": name, **origin, **{key: options[key] for key in kept}}
+
+
+def lra_spec(picked: dict, row: str, data: dict, scale: str, seed: int) -> dict:
+    """The complete spec of one run on a task."""
+    section, where = picked["mixers"][row] | {"name": "lra"}, f"lra.mixers.{row}"
+    seen = {"name": data["name"], **picked["tasks"][data["name"]]["data"]}
+    training = _recipe((picked["training"], section.get("training", {})), seen, where, OF_FIELDS)
+    options = _model_options(section, picked["model"] | {"protocol": picked["protocol"]}, {}, training["precision"], where)
+    _check_model(options, training["precision"], f"{where} ({data['name']})")
+    _check_length(training, f"{where} ({data['name']})")
+    return {"scale": scale, "dataset": data, "model": options, "training": training | {"seed": seed}}
+
+
 def variant(spec: dict, axes) -> str:
     """The folder of a run: depth, latents, precision and seed, then any other axis of its suite."""
     model, training = spec["model"], spec["training"]
@@ -491,12 +582,7 @@ def run_spec(picked: dict, suite: str, model: str, dataset: str, data: dict, axe
     training_axes = {key: value for key, value in axes.items() if key in _training_keys()}
     layers = (picked["defaults"]["training"], picked["suites"][suite].get("training", {}), section.get("training", {}),
               training_axes)
-    training = _layered_training(layers, where)
-    _refuse(_validator("training"), training, where, "training")
-    training["steps"] = _steps(training, data)
-    training.pop("epochs", None)
-    numbers = _schema()["$defs"]["training"]["properties"]
-    training = {key: float(value) if numbers[key].get("type") == "number" else value for key, value in training.items()}
+    training = _recipe(layers, data, where)
     model_axes = {key: value for key, value in axes.items() if key not in training_axes}
     shared = picked["defaults"]["model"] | picked["suites"][suite].get("model", {})
     options = _model_options(section, shared, model_axes, training["precision"], where)
@@ -510,7 +596,17 @@ def _training_keys() -> tuple[str, ...]:
     return tuple(_schema()["$defs"]["training"]["properties"])
 
 
-def _layered_training(layers, where: str) -> dict:
+def _recipe(layers, data: dict, where: str, without: tuple[str, ...] = ()) -> dict:
+    """The complete training section of a run on `data`, its length in steps. without: keys that it does not have."""
+    training = _layered_training(layers, where, without)
+    _refuse(_validator("training"), training, where, "training")
+    training["steps"] = _steps(training, data)
+    training.pop("epochs", None)
+    numbers = _schema()["$defs"]["training"]["properties"]
+    return {key: float(value) if numbers[key].get("type") == "number" else value for key, value in training.items()}
+
+
+def _layered_training(layers, where: str, without: tuple[str, ...]) -> dict:
     """Later layers win; a layer that gives `steps` removes an earlier layer's `epochs` and the other way round."""
     training: dict = {}
     for layer in layers:
@@ -519,7 +615,8 @@ def _layered_training(layers, where: str) -> dict:
                              "give exactly one")
         replaced = {"steps": "epochs", "epochs": "steps"}
         training = {key: value for key, value in training.items() if replaced.get(key) not in layer} | layer
-    missing = [key for key in _training_keys() if key not in training and key not in ("steps", "epochs")]
+    _known(without and training, [key for key in _training_keys() if key not in without], f"{where}.training", "key")
+    missing = [key for key in _training_keys() if key not in (*training, *without, "steps", "epochs")]
     if missing or not training.keys() & {"steps", "epochs"}:
         raise ValueError(f"{where}.training: {', '.join(missing) or 'steps or epochs'} is missing")
     return training
@@ -527,6 +624,11 @@ def _layered_training(layers, where: str) -> dict:
 
 def _steps(training: dict, data: dict) -> int:
     """Optimiser steps; epochs count whole batches, the short last one is dropped."""
+    if "num_train" not in data:  # the published files say how many there are
+        if "epochs" in training:
+            raise ValueError(f"training.epochs: got {training['epochs']}; how many samples {data['name']} has is not known here, "
+                             "give steps")
+        return training["steps"]
     batches = data["num_train"] // training["batch_size"]
     if batches == 0:
         raise ValueError(f"training.batch_size: got {training['batch_size']}; "
@@ -571,16 +673,21 @@ def _check_run(spec: dict, where: str) -> None:
     """Refuse what could only fail later."""
     model, training, data = spec["model"], spec["training"], spec["dataset"]
     _check_model(model, training["precision"], where)
+    _check_length(training, where)
+    if training["gradient_weight"] and "resolution" not in data:
+        raise ValueError(f"{where} training.gradient_weight: got {training['gradient_weight']}; "
+                         f"{data['name']} has no square grid, allowed: 0")
+    _check_ranks(model, training, where)
+
+
+def _check_length(training: dict, where: str) -> None:
+    """Refuse a schedule or evaluations for which a run is too short."""
     if training["pct_start"] * training["steps"] <= 1:
         raise ValueError(f"{where} training.pct_start: got {training['pct_start']} of {training['steps']} steps; "
                          f"OneCycle needs pct_start * steps > 1, here pct_start > {1 / training['steps']:.4g}")
     if training["num_evaluations"] > training["steps"]:
         raise ValueError(f"{where} training.num_evaluations: got {training['num_evaluations']}; "
                          f"allowed: 1 to {training['steps']}, the number of steps")
-    if training["gradient_weight"] and "resolution" not in data:
-        raise ValueError(f"{where} training.gradient_weight: got {training['gradient_weight']}; "
-                         f"{data['name']} has no square grid, allowed: 0")
-    _check_ranks(model, training, where)
 
 
 def _check_ranks(model: dict, training: dict, where: str) -> None:
@@ -609,6 +716,16 @@ def _check_model(model: dict, precision: str, where: str) -> None:
 def dataset_names() -> tuple[str, ...]:
     """Benchmarks there is a file for: those in the data folder that say which OPTIONS they take."""
     return tuple(name for name in _names("data") if _constant(PACKAGE / "data" / f"{name}.py", "OPTIONS") is not None)
+
+
+def task_names() -> tuple[str, ...]:
+    """Tasks of the Long Range Arena there is a file for."""
+    return tuple(name for name in _names("data/lra") if _constant(PACKAGE / "data" / "lra" / f"{name}.py", "OPTIONS") is not None)
+
+
+def data_module(name: str) -> str:
+    """The module that makes a benchmark or a task."""
+    return f"flarepp.data.lra.{name}" if name in task_names() else f"flarepp.data.{name}"
 
 
 def _names(folder: str) -> tuple[str, ...]:

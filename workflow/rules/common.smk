@@ -14,7 +14,7 @@ RESULTS = f"results/{SCALE}"
 FIGURE_FOLDER = f"paper_figures/{SCALE}"
 
 # Each table and figure with the suite whose records it is a function of.
-TABLES = {"table2": "table2", "figure3_cells": "figure3", "operations": "figure5", "figure5_cells": "figure5"}
+TABLES = {"table2": "table2", "figure3_cells": "figure3", "operations": "figure5", "figure5_cells": "figure5", "table6": "table6"}
 TABLES |= dict.fromkeys(["table1", "table4", "table5"], "table1")
 FIGURES = {name: name for name in ("figure3", "figure4", "figure5")}
 FIGURES |= dict.fromkeys(["figure6", "figure7", "figure8", "figure9", "learning_curves", "error_distribution"], "table1")
@@ -31,7 +31,7 @@ for suite, known in AXES.items():
 
 
 wildcard_constraints:
-    dataset="|".join(PLAN.datasets),
+    dataset="|".join([*PLAN.datasets, *PLAN.tasks]),
     suite="|".join(PLAN.suites),
     run="|".join(re.escape(path) for path in PLAN.runs),
     predictor="|".join(re.escape(path) for path in PLAN.predictors),

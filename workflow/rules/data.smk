@@ -1,9 +1,12 @@
-# Datasets: solve the equations, or fetch and read the published files, into one HDF5 file and its card.
+# Datasets: solve the equations, or fetch and read the published files, into one HDF5 file and its card. Tasks of the Long Range
+# Arena likewise: draw their samples, or read the published ones.
+
+SOURCES = {data["source"] for data in [*PLAN.datasets.values(), *PLAN.tasks.values()]}
 
 
 rule dataset:
     input:
-        code=lambda wildcards: spec.sources(f"flarepp.data.{wildcards.dataset}"),
+        code=lambda wildcards: spec.sources(spec.data_module(wildcards.dataset)),
     output:
         store=f"{RESULTS}/data/{{dataset}}.h5",
         card=report(
@@ -17,7 +20,7 @@ rule dataset:
     benchmark:
         f"{RESULTS}/benchmarks/data/{{dataset}}.tsv"
     threads: max(1, CORES // len(PLAN.datasets))
-    retries: 2 if any(spec["source"] == "download" for spec in PLAN.datasets.values()) else 0
+    retries: 2 if "download" in SOURCES else 0
     resources:
         mem_mb=4000,
     params:

@@ -1,6 +1,8 @@
-# Runs: one spec in, one record out; and the records of a suite as one table.
+# Runs: one spec in, one record out, by the verb that its section of the configuration has; and the records of a suite as one table.
 # A run of R x P processes has the threads, and where it may use CUDA the devices, of all of them.
 # The card stands for the dataset: it holds the fingerprint and is small enough to be compared by checksum.
+
+import math
 
 
 def dataset_of(run):
@@ -12,7 +14,7 @@ def training_of(wildcards):
 
 
 def ranks_of(wildcards):
-    return training_of(wildcards)["context_parallel"] * training_of(wildcards)["data_parallel"]
+    return math.prod(training_of(wildcards).get(key, 1) for key in ("context_parallel", "data_parallel"))
 
 
 def gpus_of(wildcards):
@@ -41,11 +43,12 @@ rule train:
         gpu=gpus_of,
     params:
         spec=lambda wildcards: PLAN.runs[wildcards.run].json,
+        verb=lambda wildcards: PLAN.runs[wildcards.run].verb,
     message:
-        "train {wildcards.run}"
+        "{params.verb} {wildcards.run}"
     shell:
         "printf '%s\\n' {params.spec:q} > {output.spec:q} && "
-        "python -m flarepp train {output.spec:q} --data {input.store:q} > {log:q} 2>&1"
+        "python -m flarepp {params.verb} {output.spec:q} --data {input.store:q} > {log:q} 2>&1"
 
 
 rule predictor:
