@@ -143,7 +143,7 @@ def test_every_claim_of_the_paper_is_there_once():
     ledger.build(frame(), Path("out"), shown="last", compared="last", scale="quick")
     rows = pandas.read_csv("out/ledger.csv").set_index("id")
     assert list(rows.index) == [claim["id"] for claim in read] and set(rows["verdict"]) == {"not run"}
-    assert [claim["id"] for claim in read if not claim.get("rule")] == ["lra.average", "lra.best", "lra.tasks"]
+    assert all(claim.get("rule") for claim in read)
     text = Path("out/ledger.md").read_text()
     assert "38 not run." in text and "## Beyond the paper" in text and "## The paper against itself" in text
 

@@ -1453,7 +1453,7 @@ def test_ledger_lists_every_claim_and_judges_none_on_generated_data(tmp_path):
     assert rows.loc["prec.order.darcy", "measured"].startswith("lower in 4 of 4 cells, error -33 %")
     assert rows.loc["prec.full.darcy.b2", "measured"] == "error +20 % from FP32 to FP16"
     assert rows.loc["prec.full.airfoil.b8", "measured"] == "missing: Airfoil"
-    assert rows.loc["lra.best", "verdict"] == "not run" and "table6" in rows.loc["lra.best", "measured"]
+    assert rows.loc["lra.best", "verdict"] == "not run" and "missing: ListOps, " in rows.loc["lra.best", "measured"]
     assert (rows.loc["t1.best", ["verdict", "n"]] == ["not run", 0]).all()
     assert set(rows["verdict"].str.split(" (", regex=False).str[0]) == {"not comparable", "not run"}
     assert (tmp_path / "ledger.md").exists() and r"prec.full.darcy.b2" in (

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper.rules import accuracy, beyond, fields, steps, sweeps
+from flarepp.paper.rules import accuracy, beyond, fields, sequences, steps, sweeps
 from flarepp.paper.rules.words import Outcome
 
-RULES = (accuracy, sweeps, steps, fields, beyond)  # modules whose public functions are rules
+RULES = (accuracy, sweeps, steps, sequences, fields, beyond)  # modules whose public functions are rules
 CLAIMS = Path(__file__).with_name("claims.yaml")
 AXES = {
     "dataset": "",

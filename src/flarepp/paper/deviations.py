@@ -1,7 +1,8 @@
 """Where runs differ from the paper's settings: specs as they ran against what is published of their model.
 
-That is Tables 3, 4 and 5 for the matched backbone, Table 3 and baselines.csv for the complete architectures, and
-table2_settings.csv and figure5_settings.csv for the runs that measure steps, whose device is a setting too.
+That is Tables 3, 4 and 5 for the matched backbone, Table 3 and baselines.csv for the complete architectures,
+table6_settings.csv for the Long Range Arena, and table2_settings.csv and figure5_settings.csv for the runs that measure steps,
+whose device is a setting too.
 Numbers of the paper's scale pass as the paper's experiment only if nothing differs. Left out: what a suite
 varies by design (VARIED), seeds, and whatever the published tables leave empty (threads, device, checkpoints,
 evaluation batch; `tile`, which computes the same function; `eval_noise`, which the paper does not mention).
@@ -30,6 +31,8 @@ NORMS = {"fp32": "layernorm", "fp16": "rmsnorm"}
 MIXER_OPTIONS = {"model.seed_norm": True, "model.qk_norm": False}
 GRADIENT_WEIGHT = {"darcy": 0.1}
 OF_STEPS = {"table2": "table2_settings", "figure5": "figure5_settings"}  # suites that measure steps, and what is published
+ROWS = {"linformer_kv": {"model.mixer": "linformer", "model.sharing": "kv"}, "flare": {"model.qk_norm": True},
+        "linformer_heads": {"model.mixer": "linformer", "model.sharing": "heads"}, "flarepp": {"model.qk_norm": True}}  # of Table 6
 SWITCH = {"True": "yes", "False": "no"}
 NAMED = 8  # differences that are spelled out; the rest is counted
 
@@ -43,7 +46,8 @@ def find(records: pandas.DataFrame, suite: str, scale: str) -> dict[str, list[st
     """
     if scale != "paper":
         return {}
-    differences = partial(_of_steps if suite in OF_STEPS else _differences, suite=suite)
+    by_suite = dict.fromkeys(OF_STEPS, partial(_of_steps, suite=suite)) | {"table6": _of_tasks}
+    differences = by_suite.get(suite, partial(_differences, suite=suite))
     return {run.folder: differences(run) for run in settings.read(records, suite)}
 
 
@@ -88,6 +92,17 @@ def _of_steps(run: settings.Run, suite: str) -> list[str]:
     if result["status"] != "not run" and device != "cuda":
         found.append(f"device {device} (cuda)")
     return found + _unprinted(run)
+
+
+def _of_tasks(run: settings.Run) -> list[str]:
+    """ "setting ours (the paper's)" of a run of the Long Range Arena; the protocol, which tables and ledger name, is none."""
+    stated = {row["key"]: row for place in ("default", run.dataset) for row in quoted.rows("table6_settings")
+              if row["dataset"] == place}  # fmt: skip
+    found = [f"{row['setting']} {plain(run.settings[key])} ({row['paper']})" for key, row in stated.items()
+             if key in run.settings and not settings.same(run.settings[key], row["paper"])]  # fmt: skip
+    expected = {"model.mixer": run.model} | ROWS.get(run.model, {})
+    return found + [f"{_name(key)} {plain(run.settings[key])} ({plain(value)})"
+                    for key, value in expected.items() if key in run.settings and run.settings[key] != value]  # fmt: skip
 
 
 def _name(key: str) -> str:

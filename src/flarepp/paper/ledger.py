@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas
 
 from flarepp.paper import claims as data
-from flarepp.paper import consistency, cost, deviations, further, html, location, quoted, scaling, typeset
+from flarepp.paper import consistency, cost, deviations, further, html, location, quoted, scaling, sequences, typeset
 from flarepp.paper.cells import SYMBOLS, WORDS, cells, check_scale, describe
 from flarepp.paper.claims import AXES
 from flarepp.paper.claims import read as read_claims
@@ -60,13 +60,14 @@ def build(
 
 
 def frame(records: pandas.DataFrame, suite: str, shown: str) -> pandas.DataFrame:
-    """What the rules of a suite's claims are about: what its steps took, where errors sit, or its errors called `shown`. The
-    labels of datasets tell stand-ins."""
+    """What the rules of a suite's claims are about: what its steps took, where errors sit, accuracies, or its errors called
+    `shown`. The labels of datasets tell stand-ins."""
     special = {
         scaling.SUITE: scaling.efficiencies,
         cost.SUITE: lambda records: cost.at_every_latents(cost.cells(records)),
         cost.HARNESS: cost.harness,
         location.SUITE: lambda records: location.frame(records, shown),
+        sequences.SUITE: sequences.frame,
         further.SELECTION: further.selection,
         further.HALF_DEPTH: lambda records: further.half_depth(records, shown),
     }
@@ -131,11 +132,12 @@ def _runs(cells_: pandas.DataFrame) -> list[str]:
 
 
 def _spread(good: pandas.DataFrame) -> str:
-    """The standard deviation over seeds in percent of the mean error, of the cells with two seeds or more."""
+    """The standard deviation over seeds in percent of the mean error or accuracy, of the cells with two seeds or more."""
     if "std" not in good or good["std"].isna().all():
         return ""
     share = (100 * good["std"] / good["mean"]).dropna()
-    return f" (errors ± {' to '.join(dict.fromkeys(f'{each:.1f}' for each in (share.min(), share.max())))} % over seeds)"
+    what = "accuracies" if "protocol" in good else "errors"
+    return f" ({what} ± {' to '.join(dict.fromkeys(f'{each:.1f}' for each in (share.min(), share.max())))} % over seeds)"
 
 
 def _name(cell: pandas.Series, needs: dict) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 from flarepp.record import read_run
 
 GONE = "the record is not here"
+VERBS = {"scaling": "parallel", "cost": "cost"}  # by the section that a spec has
+LEARNED = {"lra": "classify"}  # by the name of the model, of others train
 RECORD, SPEC, WEIGHTS = "metrics.json", "spec.json", "model.safetensors"
 
 
@@ -45,6 +47,7 @@ def of_run(folder: str) -> dict[str, object]:
 
 def _command(path: Path, spec: dict) -> str:
     """What makes a run again from its spec; a cell of a cost curve comes with its curve."""
-    verb = {"scaling": "parallel", "cost": "cost"}.get(next((part for part in ("scaling", "cost") if part in spec), ""))
-    verb = verb or ("train" if "precision" in spec.get("training", {}) else "predictor")
+    verb = next((VERBS[part] for part in VERBS if part in spec), "")
+    learned = LEARNED.get(spec.get("model", {}).get("name"), "train")
+    verb = verb or (learned if "precision" in spec.get("training", {}) else "predictor")
     return f"python -m flarepp {verb} '{((path.parent if verb == 'cost' else path) / SPEC).as_posix()}'"

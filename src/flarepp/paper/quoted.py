@@ -72,6 +72,13 @@ def table2(model: str, num_tokens: float, num_latents: float, num_ranks: float) 
     return None
 
 
+def table6(model: str, task: str) -> tuple[str, str]:
+    """The paper's accuracy in % of a cell of Table 6 as printed, or of a row's average, and whether it ran the row ("rerun")
+    or quotes it ("quoted"); empty texts where it has no such row or column."""
+    row = next((row for row in rows("table6_lra") if row["model"] == paper_name("model", model)), {})
+    return row.get((paper_name("dataset", task) or task).lower(), ""), row.get("source", "")
+
+
 def operations(model: str, channel_dim: float, num_latents: float) -> tuple[str, float] | None:
     """The paper's multiply-adds of a mixer per block and token, as formula and value; None for a mixer it has none of.
 
