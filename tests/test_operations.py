@@ -187,7 +187,8 @@ def test_formulas_have_values(formula, value):
     ("3 c", ["symbol 'c' is unknown. Allowed: C, M, H, D, N"]), ("CC", ["symbol 'CC' is unknown; did you mean 'C'"]),
     ("2 N C", ["needs the size N; got C, M"]),
     ("3 C^2 +", ["''", "is no factor"]), ("", ["is no factor"]), ("3 C - M", ["'-' is no factor", "C^2"]),
-    ("C^M", ["'C^M' is no factor"]), ("(C)", ["'(C)'"]), ("C*M", ["'C*M'"]), ("2C", ["'2C'"]), ("1.5 C", ["'1.5'"]), ("2/0 C", ["'2/0'"]),
+    ("C^M", ["'C^M' is no factor"]), ("(C)", ["'(C)'"]), ("C*M", ["'C*M'"]), ("2C", ["'2C'"]), ("1.5 C", ["'1.5'"]),
+    ("2/0 C", ["'2/0'"]),
     ("__import__", ["'__import__' is no factor"]),
 ])
 def test_nothing_else_is_a_formula(formula, words):

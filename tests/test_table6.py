@@ -21,6 +21,7 @@ from flarepp.record import read_json, read_records, records, write_json, write_r
 
 TASKS = ["listops", "text", "retrieval", "image", "pathfinder"]
 DRAWN = ["listops", "pathfinder"]
+CLAIMS = ["lra.average", "lra.best", "lra.tasks"]
 LABELS = [row["model"] for row in quoted.rows("table6_lra")]
 
 
@@ -66,8 +67,8 @@ def table_of(monkeypatch, frame, **options):
     monkeypatch.setattr(table6, "write", lambda table, data, out, name: kept.append((table, data)))
     table6.build(frame, Path("out"), **options)
     table, data = kept[0]
-    rows = {row[0].text: dict(zip([column[:2] for column in table.columns], row)) for block in table.blocks for row in block.rows}
-    return table, rows, data
+    names, rows = [column[:2] for column in table.columns], [row for block in table.blocks for row in block.rows]
+    return table, {row[0].text: dict(zip(names, row)) for row in rows}, data
 
 
 # --- the plan
@@ -93,7 +94,8 @@ def test_tasks_that_are_published_only_are_no_runs_elsewhere(config, scale):
     assert len(absent) == 66 and {entry["absent"] for entry in absent} == {"no data"}
     everything = plan_of(config, scale, lra__source="path")
     assert list(everything.tasks) == TASKS and "num_train" not in everything.tasks["listops"]
-    assert everything.tasks["text"] == {"name": "text", "source": "path", "root": "data", "num_dev": 2500, "max_length": 4000, "seed": 0}
+    origin = {"name": "text", "source": "path", "root": "data"}
+    assert everything.tasks["text"] == origin | {"num_dev": 2500, "max_length": 4000, "seed": 0}
 
 
 @pytest.mark.parametrize("path, value, words", [
@@ -118,7 +120,8 @@ def test_what_cannot_run_is_refused_when_it_is_planned(config, path, value, word
 
 def test_a_key_of_one_mixer_or_task_changes_its_runs_alone(config):
     before = {path: run.json for path, run in plan_of(config, "quick").runs.items()}
-    for key, value, part in (("lra__mixers__flare__training", {"lr": 0.5}, "/flare/"), ("lra__tasks__listops__data__seed", 1, "/listops/")):
+    for key, value, part in (("lra__mixers__flare__training", {"lr": 0.5}, "/flare/"),
+                             ("lra__tasks__listops__data__seed", 1, "/listops/")):
         after = {path: run.json for path, run in plan_of(config, "quick", **{key: value}).runs.items()}
         changed = {path for path in after if after[path] != before[path]}
         assert changed == {path for path in before if "/table6/" in path and part in path}
@@ -127,12 +130,14 @@ def test_a_key_of_one_mixer_or_task_changes_its_runs_alone(config):
 def test_the_older_study_is_an_overlay(config):
     overlay = yaml.safe_load((PROJECT / "workflow/overlays/lra_study.yaml").read_text())
     update_config(config, overlay)
-    runs = {tuple(path.split("/")[4:6]): run.spec for path, run in plan_of(config, "paper").runs.items() if "/table6/" in path}
+    runs = plan_of(config, "paper").runs.items()
+    runs = {tuple(path.split("/")[4:6]): run.spec for path, run in runs if "/table6/" in path}
     assert len(runs) == 110 and {run["model"]["protocol"] for run in runs.values()} == {"authors"}
     assert [runs[task, "linformer_kv"]["training"]["lr"] for task in TASKS] == [5e-4, 5e-7, 4.2e-5, 1e-3, 1e-3]
     assert runs["text", "flare"]["training"]["steps"] == 20_000 and runs["image", "flare"]["model"]["num_latents"] == 256
     assert runs["text", "performer"]["model"]["as_flare_study"] and runs["text", "linear"]["model"]["unit_qk"]
-    assert runs["pathfinder", "linformer_kv"]["model"] | {"sharing": "heads"} == runs["pathfinder", "linformer_heads"]["model"]
+    shared, apart = (runs["pathfinder", row]["model"] for row in ("linformer_kv", "linformer_heads"))
+    assert shared | {"sharing": "heads"} == apart and apart["norm"] == "rmsnorm"
 
 
 # --- the table
@@ -163,16 +168,21 @@ def test_the_papers_own_numbers_come_back_as_it_prints_them(config, monkeypatch)
 
 
 def test_a_column_without_data_and_rows_that_learned_nothing_are_named(config, monkeypatch):
-    frame = left(plan_of(config, "quick"), lambda row, task, seed: 0.1 if row == "local" else printed(row, task) + 0.01 * (row != "majority"),
-                 source="generated", status={("reformer", "listops"): "diverged"})
+    def accuracy(row, task, seed):
+        return 0.1 if row == "local" else printed(row, task) + 0.01 * (row != "majority")
+
+    frame = left(plan_of(config, "quick"), accuracy, source="generated", status={("reformer", "listops"): "diverged"})
     table, rows, _ = table_of(monkeypatch, frame, scale="quick")
     notes, own = dict(table.notes), "this project, scale quick"
     assert "not the paper's numbers" in table.stamp and "generated" in table.stamp
-    assert rows["FLARE"][own, "Text"].text == "--" and [notes[mark] for mark in rows["FLARE"][own, "Text"].marks] == ["no data"]
+    empty = rows["FLARE"][own, "Text"]
+    assert empty.text == "--" and [notes[mark] for mark in empty.marks] == ["no data"]
     assert {rows[label][own, "average"].text for label in LABELS} == {"--"}
     assert [notes[mark] for mark in rows["Reformer"][own, "ListOps"].marks] == ["diverged"]
     learned = {label: [notes[mark] for mark in cells["", "mixer"].marks] for label, cells in rows.items()}
-    assert [label for label, said in learned.items() if "not above the majority class on any task" in said] == ["Local attention"]
+    below = "not above the majority class on any task"
+    assert [label for label, said in learned.items() if below in said] == ["Local attention"]
+    assert not rows["Local attention"][own, "Pathfinder"].bold and "drawn by our own code" in table.caption
     assert rows["Majority class"][own, "ListOps"].text == "15.00" and rows["Majority class"]["paper", "ListOps"].text == ""
     assert "Text" not in table.caption.split("Data:")[1].split("Protocol")[0]
 
@@ -186,7 +196,8 @@ def test_the_switch_says_whose_numbers_are_shown(config, monkeypatch, beside, gr
     table, rows, _ = table_of(monkeypatch, frame, scale="quick", beside=beside)
     assert {group for group, _, _ in table.columns} == groups
     if beside == "difference":
-        assert rows["FLARE"][table6.DIFFERENCE, "ListOps"].text == "+2.0" and rows["FLARE"][table6.DIFFERENCE, "Text"].text == "--"
+        found = [rows["FLARE"][table6.DIFFERENCE, label].text for label in ("ListOps", "Text")]
+        assert found == ["+2.0", "--"]
     if beside == "paper":
         assert table.stamp == table6.PAPERS_ALONE and rows["FLARE++"]["paper", "Pathfinder"].bold and len(rows) == 22
 
@@ -241,7 +252,7 @@ def judged(frame, scale="paper"):
 
 def test_the_papers_own_numbers_reproduce_its_claims(config):
     found = judged(left(plan_of(config, "paper"), printed))
-    assert {name: row["verdict"] for name, row in found.items()} == dict.fromkeys(["lra.average", "lra.best", "lra.tasks"], "reproduced")
+    assert {name: row["verdict"] for name, row in found.items()} == dict.fromkeys(CLAIMS, "reproduced")
     assert found["lra.average"]["measured"] == "58.08 to 60.36 (+2.28) over 5 tasks, protocol strict"
     assert found["lra.best"]["measured"] == "FLARE++ 60.36, place 1 of 22; best other: Hedgehog 59.66, protocol strict"
     assert "Retrieval +0.2, Image +5.2" in found["lra.tasks"]["measured"]
@@ -252,20 +263,25 @@ def test_the_papers_own_numbers_reproduce_its_claims(config):
     ("flarepp", "image", -0.08, {"lra.average", "lra.best", "lra.tasks"}),
 ])
 def test_other_numbers_refute_them(config, row, task, change, refuted):
-    found = judged(left(plan_of(config, "paper"), lambda model, name, seed: printed(model, name) + change * ((model, name) == (row, task))))
+    def accuracy(model, name, seed):
+        return printed(model, name) + change * ((model, name) == (row, task))
+
+    found = judged(left(plan_of(config, "paper"), accuracy))
     assert {name for name, each in found.items() if each["verdict"] == "not reproduced"} == refuted
 
 
 def test_generated_data_other_scales_settings_and_missing_tasks_are_not_judged(config):
     found = judged(left(plan_of(config, "paper", lra__training__clip_norm=2), printed, source="generated"))
-    assert {row["verdict"] for row in found.values()} == {"not comparable (generated data, settings differ: clipped gradient norm 2 (1), clipped gradient norm 2 (0.5))"}
+    settings = "settings differ: clipped gradient norm 2 (1), clipped gradient norm 2 (0.5)"
+    assert {row["verdict"] for row in found.values()} == {f"not comparable (generated data, {settings})"}
 
 
 def test_at_quick_the_averages_wait_for_the_missing_tasks(config):
     found = judged(left(plan_of(config, "quick"), printed, source="generated"), "quick")
     assert found["lra.average"]["verdict"] == found["lra.best"]["verdict"] == "not run"
     assert found["lra.average"]["measured"] == "missing: Text, Retrieval, Image"
-    assert found["lra.tasks"]["verdict"].startswith("not comparable (scale quick") and "ListOps +1.2" in found["lra.tasks"]["measured"]
+    row = found["lra.tasks"]
+    assert row["verdict"].startswith("not comparable (scale quick") and "ListOps +1.2" in row["measured"]
 
 
 # --- one run
@@ -274,11 +290,13 @@ def test_at_quick_the_averages_wait_for_the_missing_tasks(config):
 def test_the_verbs_make_a_task_and_its_runs(config, flarepp):
     plan = plan_of(config, "smoke")
     answer = flarepp("data", plan.dataset_json("listops"), "--store", "results/smoke/data/listops.h5", "--card", "card.json")
-    assert answer.returncode == 0 and read_json(Path("card.json"))["counts"] == {"train": 64, "dev": 16, "test": 16}, answer.stderr
+    assert answer.returncode == 0, answer.stderr
+    assert read_json(Path("card.json"))["counts"] == {"train": 64, "dev": 16, "test": 16}
     assert lra.sequences.read("results/smoke/data/listops.h5").num_classes == 10
-    chosen = [next(path for path in {**plan.runs, **plan.predictors} if f"/listops/{row}/" in path) for row in ("flare", "majority")]
+    known = plan.runs | plan.predictors
+    chosen = [next(path for path in known if f"/listops/{row}/" in path) for row in ("flare", "majority")]
     for path in chosen:
-        run = (plan.runs | plan.predictors)[path]
+        run = known[path]
         write_json(run.spec, Path(path) / "spec.json")
         answer = flarepp(run.verb, f"{path}/spec.json")
         assert answer.returncode == 0 and answer.stdout.splitlines()[-1].startswith("ok"), answer.stderr

@@ -156,10 +156,10 @@ def predictor(arguments: argparse.Namespace) -> None:
 
     spec = read_json(arguments.spec)
     name, modules = spec.get("model", {}).get("name"), (predictors, class_baselines)
-    found = [module for module in modules if name in module.PREDICTORS]
-    if not found:
-        raise ValueError(f"{arguments.spec}: {unknown('predictor', name, [*predictors.PREDICTORS, *class_baselines.PREDICTORS])}")
-    show(found[0].run(spec, data_of(arguments), arguments.spec.parent))
+    by_name = {known: module for module in modules for known in module.PREDICTORS}
+    if name not in by_name:
+        raise ValueError(f"{arguments.spec}: {unknown('predictor', name, by_name)}")
+    show(by_name[name].run(spec, data_of(arguments), arguments.spec.parent))
 
 
 def records(arguments: argparse.Namespace) -> None:
@@ -259,7 +259,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--root", type=Path, default="data", help="folder of the published files, to write to")
     sub.add_argument("--split", type=Path, required=True, help='JSON file {"train": [run ids], "test": [run ids]}')
     for name, function, help in (("train", train, "train one run from its spec.json; resumes from its checkpoint"),
-                                 ("classify", classify, "train one run of the Long Range Arena; resumes from its checkpoint"),
+                                 ("classify", classify, "train one of the Long Range Arena; resumes from its checkpoint"),
                                  ("predictor", predictor, "evaluate one trivial predictor from its spec.json")):
         sub = verb(name, function, help)
         sub.add_argument("spec", type=Path, help="spec.json; the record is written beside it")

@@ -189,7 +189,8 @@ def evaluate(run_dir: Path, data: Path, out: Path) -> dict:
     check_out(out)
     spec, run = read_record(run_dir)
     if spec["model"].get("name") == "lra":
-        raise ValueError(f"{run_dir}: a run of the Long Range Arena; this verb predicts fields, its classes stand in predictions.h5")
+        raise ValueError(f"{run_dir}: a run of the Long Range Arena; this verb predicts fields, the classes of that run stand in "
+                         "its predictions.h5")
     path = run_dir / "model.safetensors"
     tensors, weights = read_weights(path, run), record.sha256(path)
     norms = {name: normaliser(path, tensors, name) for name in ("features", "target")}

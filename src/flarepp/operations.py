@@ -88,8 +88,7 @@ def model_multiply_adds(model: nn.Module, num_tokens: int, in_dim: int) -> int:
 
 
 def evaluate(formula: str, **sizes: int) -> float:
-    """The value of a mixer's formula such as "3 C^2 + 4 M C" or "2/5 N C": sums of products of numbers, fractions and powers of
-    `SYMBOLS`.
+    """The value of a mixer's formula such as "3 C^2 + 2/5 N C": sums of products of numbers, fractions and powers of `SYMBOLS`.
 
     Raises ValueError for anything else, and for a symbol without a size.
     """
@@ -100,8 +99,8 @@ def evaluate(formula: str, **sizes: int) -> float:
 def _factor(factor: str, formula: str, sizes: dict) -> Fraction | int:
     match = FACTOR.fullmatch(factor)
     if match is None:
-        raise ValueError(f"formula {formula!r}: {factor!r} is no factor; allowed: numbers, fractions as 2/5, {', '.join(SYMBOLS)} and powers "
-                         "as C^2, with spaces between factors and + between products")
+        raise ValueError(f"formula {formula!r}: {factor!r} is no factor; allowed: numbers, fractions as 2/5, "
+                         f"{', '.join(SYMBOLS)} and powers as C^2, with spaces between factors and + between products")
     if match["number"]:
         return Fraction(match["number"])
     if match["symbol"] not in SYMBOLS:

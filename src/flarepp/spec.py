@@ -4,9 +4,9 @@
 
 A value of the configuration may be a mapping by scale or by benchmark (`default` for the rest); `pick` chooses. A run's
 model and training sections are layered: defaults < suite < model < the suite's axes. Runs of the section `scaling` have a
-model section, its sizes < model < its lists, and settings of their own; so have the curves of the section `cost`. The section
-`lra` has tasks in place of benchmarks, and rows of its own. Every error is a ValueError that names the key, what came, what is
-allowed and the nearest valid name.
+model section, its sizes < model < its lists, and settings of their own; so have the curves of the section `cost`. The
+section `lra` has tasks in place of benchmarks, and rows of its own. Every error is a ValueError that names the key, what came,
+what is allowed and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from flarepp.record import digest, sha256
 SCALES = ("smoke", "quick", "desk", "paper")
 PACKAGE = Path(__file__).parent
 SCHEMA = PACKAGE.parents[1] / "workflow" / "schemas" / "config.schema.yaml"
-NOT_OPTIONS = ("self", "in_dim", "out_dim", "grid", "seq_len", "num_documents", "mixer")  # the data or the configuration's names give
+# Arguments that the data or the configuration's names give.
+NOT_OPTIONS = ("self", "in_dim", "out_dim", "grid", "seq_len", "num_documents", "mixer")
 TRIVIAL = "trivial"
 OF_PAPER = ("table1", "figure4", "figure3")
 SCALING, COST, LRA = "table2", "figure5", "table6"  # the suites that the sections `scaling`, `cost` and `lra` make
@@ -79,8 +80,8 @@ class Plan:
         return json.dumps((self.datasets | self.tasks)[dataset], sort_keys=True)
 
     def published_json(self, dataset: str) -> str:
-        """sha256 of the published files a benchmark or task is read from, as one line; empty when it is generated, or downloaded: then
-        the lock file binds.
+        """sha256 of the published files a benchmark or task is read from, as one line; empty when it is generated, or downloaded:
+        then the lock file binds.
 
         A file whose size and time are those of the dataset's card is not read again, and one that is gone counts as
         unchanged: what was made from it stays valid.
@@ -524,17 +525,17 @@ def _lra_base(section: dict, task: str, row: str, label: str) -> dict:
 
 
 def _check_lra_names(section: dict, datasets: dict) -> None:
-    """Labels and names that tell rows and tasks apart, tasks and baselines there is code for, options that some mixer takes."""
+    """Names and labels that tell rows and tasks apart, tasks and baselines there is code for, options some mixer has."""
     _known(section["tasks"], task_names(), "lra.tasks", "task")
     _known(section["baselines"], _dict_keys(PACKAGE / "class_baselines.py", "PREDICTORS"), "lra.baselines", "baseline")
-    labels = [row["label"].strip().casefold() for rows in ("mixers", "baselines") for row in section[rows].values()]
-    keys = [*section["mixers"], *section["baselines"]]
-    for what, where, given in (("label", "lra.mixers and lra.baselines", labels), ("key", "lra.mixers and lra.baselines", keys),
+    rows, where_rows = [*section["mixers"].items(), *section["baselines"].items()], "lra.mixers and lra.baselines"
+    labels = [row["label"].strip().casefold() for _, row in rows]
+    for what, where, given in (("label", where_rows, labels), ("key", where_rows, [key for key, _ in rows]),
                                ("name", "datasets and lra.tasks", [*datasets, *section["tasks"]])):
         if twice := [item for item in given if given.count(item) > 1]:
             raise ValueError(f"{where}: the {what} {twice[0]!r} is given twice; tables could not tell them apart")
-    taken = {key for name, row in section["mixers"].items() for key in _accepted(row | {"name": "lra"}, f"lra.mixers.{name}")}
-    _known(section["model"], taken, "lra.model", "key")
+    taken = {key for mixer in _names("mixers") for key in _accepted({"name": "lra", "mixer": mixer}, "lra.model")}
+    _known(section["model"], sorted(taken), "lra.model", "key")
 
 
 def task_spec(picked: dict, name: str, root: str, scale: str) -> dict | None:
@@ -626,8 +627,8 @@ def _steps(training: dict, data: dict) -> int:
     """Optimiser steps; epochs count whole batches, the short last one is dropped."""
     if "num_train" not in data:  # the published files say how many there are
         if "epochs" in training:
-            raise ValueError(f"training.epochs: got {training['epochs']}; how many samples {data['name']} has is not known here, "
-                             "give steps")
+            raise ValueError(f"training.epochs: got {training['epochs']}; how many samples {data['name']} has is not known "
+                             "here, give steps")
         return training["steps"]
     batches = data["num_train"] // training["batch_size"]
     if batches == 0:
@@ -720,7 +721,8 @@ def dataset_names() -> tuple[str, ...]:
 
 def task_names() -> tuple[str, ...]:
     """Tasks of the Long Range Arena there is a file for."""
-    return tuple(name for name in _names("data/lra") if _constant(PACKAGE / "data" / "lra" / f"{name}.py", "OPTIONS") is not None)
+    folder = PACKAGE / "data" / "lra"
+    return tuple(name for name in _names("data/lra") if _constant(folder / f"{name}.py", "OPTIONS") is not None)
 
 
 def data_module(name: str) -> str:

@@ -1,5 +1,5 @@
-# Datasets: solve the equations, or fetch and read the published files, into one HDF5 file and its card. Tasks of the Long Range
-# Arena likewise: draw their samples, or read the published ones.
+# Datasets: solve the equations, or fetch and read the published files, into one HDF5 file and its card. Tasks of the Long
+# Range Arena likewise: draw their samples, or read the published ones.
 
 SOURCES = {data["source"] for data in [*PLAN.datasets.values(), *PLAN.tasks.values()]}
 

@@ -1,4 +1,4 @@
-# Runs: one spec in, one record out, by the verb that its section of the configuration has; and the records of a suite as one table.
+# Runs: one spec in, one record out, by the verb that trains its model; and the records of a suite as one table.
 # A run of R x P processes has the threads, and where it may use CUDA the devices, of all of them.
 # The card stands for the dataset: it holds the fingerprint and is small enough to be compared by checksum.
 

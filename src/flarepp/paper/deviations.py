@@ -1,8 +1,8 @@
 """Where runs differ from the paper's settings: specs as they ran against what is published of their model.
 
 That is Tables 3, 4 and 5 for the matched backbone, Table 3 and baselines.csv for the complete architectures,
-table6_settings.csv for the Long Range Arena, and table2_settings.csv and figure5_settings.csv for the runs that measure steps,
-whose device is a setting too.
+table6_settings.csv for the Long Range Arena, and table2_settings.csv and figure5_settings.csv for the runs that measure
+steps, whose device is a setting too.
 Numbers of the paper's scale pass as the paper's experiment only if nothing differs. Left out: what a suite
 varies by design (VARIED), seeds, and whatever the published tables leave empty (threads, device, checkpoints,
 evaluation batch; `tile`, which computes the same function; `eval_noise`, which the paper does not mention).
@@ -31,8 +31,12 @@ NORMS = {"fp32": "layernorm", "fp16": "rmsnorm"}
 MIXER_OPTIONS = {"model.seed_norm": True, "model.qk_norm": False}
 GRADIENT_WEIGHT = {"darcy": 0.1}
 OF_STEPS = {"table2": "table2_settings", "figure5": "figure5_settings"}  # suites that measure steps, and what is published
-ROWS = {"linformer_kv": {"model.mixer": "linformer", "model.sharing": "kv"}, "flare": {"model.qk_norm": True},
-        "linformer_heads": {"model.mixer": "linformer", "model.sharing": "heads"}, "flarepp": {"model.qk_norm": True}}  # of Table 6
+ROWS = {  # of Table 6, besides the mixer that a row is named after
+    "linformer_kv": {"model.mixer": "linformer", "model.sharing": "kv"},
+    "linformer_heads": {"model.mixer": "linformer", "model.sharing": "heads"},
+    "flare": {"model.qk_norm": True},
+    "flarepp": {"model.qk_norm": True},
+}
 SWITCH = {"True": "yes", "False": "no"}
 NAMED = 8  # differences that are spelled out; the rest is counted
 
@@ -95,7 +99,7 @@ def _of_steps(run: settings.Run, suite: str) -> list[str]:
 
 
 def _of_tasks(run: settings.Run) -> list[str]:
-    """ "setting ours (the paper's)" of a run of the Long Range Arena; the protocol, which tables and ledger name, is none."""
+    """ "setting ours (the paper's)" of a run on a task; the protocol, which tables and ledger name, is none."""
     stated = {row["key"]: row for place in ("default", run.dataset) for row in quoted.rows("table6_settings")
               if row["dataset"] == place}  # fmt: skip
     found = [f"{row['setting']} {plain(run.settings[key])} ({row['paper']})" for key, row in stated.items()

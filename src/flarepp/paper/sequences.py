@@ -1,4 +1,4 @@
-"""Accuracies of the Long Range Arena: from records of suite "table6" to cells, the one place that says which accuracy counts.
+"""Accuracies of the Long Range Arena: from records of suite "table6" to cells, the one place that says which one counts.
 
 Protocol strict: of the weights at the evaluation with the best dev accuracy, the accuracy on the test split. Protocol
 authors, as the public code has it: the best dev accuracy itself.
@@ -15,8 +15,8 @@ SUITE = "table6"
 SHOWN = {"strict": "selected", "authors": "dev_selected"}  # the metric of a record that a protocol shows
 WORDS = {
     "strict": "strict: padding is neither attended nor pooled; test accuracy at the evaluation with the best dev accuracy",
-    "authors": "authors, as their public code has it: positions again before every block, padding attended and pooled; the best"
-    " dev accuracy itself",
+    "authors": "authors, as their public code has it: positions again before every block, padding attended and pooled; the"
+    " best dev accuracy itself",
 }
 
 

@@ -26,8 +26,8 @@ def best_average(cells: pandas.DataFrame, model: str) -> Outcome:
     best = means.drop(model).idxmax()
     first = bool(means[model] > means[best])
     place = int((means.drop(model) >= means[model]).sum()) + 1
-    measured = f"{label[model]} {means[model]:.2f}, place {place} of {len(means)}; best other: {label[best]} {means[best]:.2f}"
-    return measured + _under(cells), first
+    measured = f"{label[model]} {means[model]:.2f}, place {place} of {len(means)}"
+    return f"{measured}; best other: {label[best]} {means[best]:.2f}{_under(cells)}", first
 
 
 def above_everywhere(cells: pandas.DataFrame, model: str, against: str) -> Outcome:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas
 
 from flarepp.paper import deviations, quoted, sequences, settings
-from flarepp.paper.cells import check_beside, check_scale, data_words, signed
+from flarepp.paper.cells import check_beside, check_scale, signed
 from flarepp.paper.typeset import Block, Cell, Notes, Table, spread, write
 
 AVERAGE = "average"
@@ -19,7 +19,13 @@ BLOCKS = {("ranked", "reference"): "", ("beyond",): "beyond the paper, not ranke
 PAPERS, DIFFERENCE = "paper", "difference to the paper (points)"
 PAPERS_ALONE = "the paper's own numbers, none of this project"
 QUOTED = "the paper quotes this row from other studies, it did not train it in its backbone"
+Columns = list[tuple[str, str, Callable]]
 BASELINE = "majority"  # what a mixer must beat to have learned anything
+RANKED = (
+    " Best ranked value bold, second underlined; values that agree in the digits shown are ranked equal. The average is that of"
+    " rows with a value on every task."
+)
+SOURCES = {"published": "the published files", "generated": "drawn by our own code"}
 Rows = dict[str, pandas.Series]  # of one mixer, by task
 
 
@@ -49,19 +55,20 @@ def _frame(records: pandas.DataFrame) -> pandas.DataFrame:
     """A row per mixer and task and one for its average: accuracies in %, the paper's as printed, ranks of both."""
     found = sequences.frame(records)
     tasks = list(dict.fromkeys(found["dataset"]))
-    rows = [row for _, group in found.groupby("model", sort=False) for row in [*group.to_dict("records"), _average(group, tasks)]]
+    groups = [group for _, group in found.groupby("model", sort=False)]
+    rows = [row for group in groups for row in [*group.to_dict("records"), _average(group, tasks)]]
     frame = pandas.DataFrame(rows, columns=found.columns)
     quotes = [quoted.table6(*key) for key in frame[["model", "dataset"]].itertuples(index=False, name=None)]
     frame["paper"], frame["paper_source"] = ([quote[part] for quote in quotes] for part in (0, 1))
     frame["paper_value"] = pandas.to_numeric(frame["paper"], errors="coerce").astype(float)
     frame["difference"] = frame["mean"] - frame["paper_value"]
-    good = (frame["role"] == "ranked") & frame["mean"].notna() & (frame["failed"] == "")
+    least = frame[frame["model"] == BASELINE].set_index("dataset")["mean"].fillna(-math.inf)
+    frame["above_majority"] = [value > least.get(task, -math.inf) for value, task in zip(frame["mean"], frame["dataset"])]
+    good = (frame["role"] == "ranked") & frame["above_majority"] & (frame["failed"] == "")
     for column, rank in (("mean", "rank"), ("paper_value", "paper_rank")):
         candidates = frame[(good if column == "mean" else frame["role"] == "ranked") & frame[column].notna()]
         ranks = candidates[column].astype(float).round(2).groupby(candidates["dataset"]).rank("dense", ascending=False)
         frame[rank] = ranks.reindex(frame.index).astype("Int64")
-    least = frame[frame["model"] == BASELINE].set_index("dataset")["mean"]
-    frame["above_majority"] = [value > least.get(task, math.nan) for value, task in zip(frame["mean"], frame["dataset"])]
     return frame
 
 
@@ -76,8 +83,8 @@ def _average(group: pandas.DataFrame, tasks: list[str]) -> dict:
     }  # fmt: skip
 
 
-def _columns(frame: pandas.DataFrame, beside: str, scale: str, notes: Notes) -> list[tuple[str, str, Callable[[Rows], Cell]]]:
-    """Group, heading, and the cell of a mixer from its rows by task."""
+def _columns(frame: pandas.DataFrame, beside: str, scale: str, notes: Notes) -> Columns:
+    """Group, heading, and the function that makes the cell of a mixer from its rows by task."""
     labels = dict(frame.drop_duplicates("dataset")[["dataset", "dataset_label"]].itertuples(index=False))
     labels = {task: label for task, label in labels.items() if task != AVERAGE} | ({AVERAGE: AVERAGE} if labels else {})
     own = "this project" + (f", scale {scale}" if scale != "paper" else "")
@@ -87,7 +94,7 @@ def _columns(frame: pandas.DataFrame, beside: str, scale: str, notes: Notes) -> 
     return {"both": ours + theirs, "ours": ours, "paper": theirs, "difference": ours + differences}[beside]
 
 
-def _rows(frame: pandas.DataFrame, columns: list[tuple], notes: Notes) -> list[list[Cell]]:
+def _rows(frame: pandas.DataFrame, columns: Columns, notes: Notes) -> list[list[Cell]]:
     rows = []
     for _, group in frame.groupby("model", sort=False):
         by_task = {row["dataset"]: row for _, row in group.iterrows()}
@@ -152,21 +159,24 @@ def _test_samples(records: pandas.DataFrame) -> dict[str, int]:
 
 def _caption(frame: pandas.DataFrame, samples: dict[str, int], beside: str, scale: str) -> str:
     text = "Accuracy in % on the Long Range Arena."
-    ranked = (" Best ranked value bold, second underlined; values that agree in the digits shown are ranked equal. The average is"
-              " that of rows with a value on every task.")  # fmt: skip
     if beside == "paper":
-        return f"{text} As the paper prints it.{ranked}"
+        return f"{text} As the paper prints it.{RANKED}"
     of_tasks = frame[frame["dataset"] != AVERAGE]
     seeds = int(of_tasks["n"].max()) if len(of_tasks) else 0
     protocols = "; ".join(f"Protocol {sequences.WORDS[name]}." for name in frame["protocol"].unique())
-    text += f" Scale: {scale}. Data: {data_words(of_tasks)}. {protocols} n = {seeds} seed{'' if seeds == 1 else 's'}"
-    text += (", mean ± standard deviation." if seeds > 1 else ".") + ranked
+    text += f" Scale: {scale}. Data: {_data_words(of_tasks)}. {protocols} n = {seeds} seed{'' if seeds == 1 else 's'}"
+    text += f"{', mean ± standard deviation' if seeds > 1 else ''}.{RANKED} What does not beat the majority class is not ranked."
     means = of_tasks[(of_tasks["role"] != "trivial") & (of_tasks["n"] > 0)].groupby("dataset_label")["mean"].mean() / 100
     spreads = [f"{100 * math.sqrt(means[label] * (1 - means[label]) / number):.1f} on {label} (n = {number:,})"
                for label, number in samples.items() if label in means]  # fmt: skip
     text += f" One standard error of the choice of test samples, in points: {', '.join(spreads)}." if spreads else ""
     tail = {"both": " The last columns are the paper's own numbers.", "ours": ""}
     return text + tail.get(beside, " The last columns say by how many points our accuracy lies above the paper's own.")
+
+
+def _data_words(of_tasks: pandas.DataFrame) -> str:
+    known = of_tasks[of_tasks["data_source"] != ""]
+    return quoted.data_words(dict(zip(known["dataset_label"], known["data_source"])), SOURCES)
 
 
 def _data(frame: pandas.DataFrame, scale: str) -> pandas.DataFrame:
