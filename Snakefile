@@ -33,6 +33,6 @@ rule all:
     input:
         [getattr(rules, name).output for name in (*TABLES, *FIGURES, *OF_DATA, "ledger", "paper_pdf")],
         f"{RESULTS}/records.csv",
-        expand("{run}/{name}", run=PLAN.runs, name=RUN_FILES),
+        expand("{run}/{name}", run=PLAN.trained, name=RUN_FILES),
         expand("{run}/metrics.json", run=[*PLAN.predictors, *PLAN.scaling, *COST_CELLS]),
         expand(f"{RESULTS}/data/{{dataset}}.{{kind}}", dataset=[*PLAN.datasets, *PLAN.tasks], kind=["h5", "json"]),

@@ -44,7 +44,7 @@ def plan_of(config, scale, **changes):
 def left(plan, accuracy, *, source="published", status=None) -> pandas.DataFrame:
     """The records of a plan whose runs all ended, with accuracy(row, task, seed) as a fraction."""
     for entry in filter(lambda entry: entry["run"], plan.suites[spec.LRA]):
-        run, value = (plan.runs | plan.predictors)[entry["run"]], accuracy(entry["model"], entry["dataset"], entry["seed"])
+        run, value = (plan.classifiers | plan.predictors)[entry["run"]], accuracy(entry["model"], entry["dataset"], entry["seed"])
         ended = (status or {}).get((entry["model"], entry["dataset"]), "ok")
         names = ("last",) if entry["role"] == "trivial" else ("last", "ema", "selected", "dev_selected")
         metrics = {name: value + 0.01 * (name == "dev_selected") for name in names} if ended == "ok" else {"steps": 0}
@@ -76,11 +76,11 @@ def table_of(monkeypatch, frame, **options):
 
 def test_paper_plans_twenty_two_rows_on_five_tasks(config):
     plan = plan_of(config, "paper")
-    runs = [path for path in plan.runs if "/table6/" in path]
+    runs = [path for path in plan.classifiers if "/table6/" in path]
     assert len(runs) == 22 * 5 and list(plan.tasks) == TASKS
-    assert all(plan.runs[path].verb == "classify" and "src/flarepp/classify.py" in plan.runs[path].code for path in runs)
+    assert all(plan.classifiers[path].verb == "classify" and "src/flarepp/classify.py" in plan.classifiers[path].code for path in runs)
     assert [config["lra"]["mixers"][row]["label"] for row in config["lra"]["mixers"]] == LABELS
-    run = plan.runs["results/paper/runs/table6/pathfinder/flarepp/B4-M128-fp32-s0"].spec
+    run = plan.classifiers["results/paper/runs/table6/pathfinder/flarepp/B4-M128-fp32-s0"].spec
     assert (run["training"]["steps"], run["training"]["lr"], run["model"]["ffn_ratio"]) == (1_000_000, 3e-4, 1)
     assert not set(spec.OF_FIELDS) & set(run["training"]) and run["model"]["protocol"] == "strict"
 
@@ -88,7 +88,7 @@ def test_paper_plans_twenty_two_rows_on_five_tasks(config):
 @pytest.mark.parametrize("scale", ["smoke", "quick", "desk"])
 def test_tasks_that_are_published_only_are_no_runs_elsewhere(config, scale):
     plan = plan_of(config, scale)
-    assert list(plan.tasks) == DRAWN and len([path for path in plan.runs if "/table6/" in path]) == 44
+    assert list(plan.tasks) == DRAWN and len([path for path in plan.classifiers if "/table6/" in path]) == 44
     assert len([path for path in plan.predictors if "/table6/" in path]) == 4
     absent = [entry for entry in plan.suites[spec.LRA] if entry["absent"]]
     assert len(absent) == 66 and {entry["absent"] for entry in absent} == {"no data"}
@@ -119,10 +119,10 @@ def test_what_cannot_run_is_refused_when_it_is_planned(config, path, value, word
 
 
 def test_a_key_of_one_mixer_or_task_changes_its_runs_alone(config):
-    before = {path: run.json for path, run in plan_of(config, "quick").runs.items()}
+    before = {path: run.json for path, run in plan_of(config, "quick").classifiers.items()}
     for key, value, part in (("lra__mixers__flare__training", {"lr": 0.5}, "/flare/"),
                              ("lra__tasks__listops__data__seed", 1, "/listops/")):
-        after = {path: run.json for path, run in plan_of(config, "quick", **{key: value}).runs.items()}
+        after = {path: run.json for path, run in plan_of(config, "quick", **{key: value}).classifiers.items()}
         changed = {path for path in after if after[path] != before[path]}
         assert changed == {path for path in before if "/table6/" in path and part in path}
 
@@ -130,7 +130,7 @@ def test_a_key_of_one_mixer_or_task_changes_its_runs_alone(config):
 def test_the_older_study_is_an_overlay(config):
     overlay = yaml.safe_load((PROJECT / "workflow/overlays/lra_study.yaml").read_text())
     update_config(config, overlay)
-    runs = plan_of(config, "paper").runs.items()
+    runs = plan_of(config, "paper").classifiers.items()
     runs = {tuple(path.split("/")[4:6]): run.spec for path, run in runs if "/table6/" in path}
     assert len(runs) == 110 and {run["model"]["protocol"] for run in runs.values()} == {"authors"}
     assert [runs[task, "linformer_kv"]["training"]["lr"] for task in TASKS] == [5e-4, 5e-7, 4.2e-5, 1e-3, 1e-3]
@@ -214,8 +214,8 @@ def test_seeds_are_averaged_and_mixed_protocols_refused(config, monkeypatch):
     frame = left(plan, lambda row, task, seed: printed(row, task) + 0.01 * seed, source="generated")
     _, rows, _ = table_of(monkeypatch, frame, scale="quick")
     assert rows["FLARE"]["this project, scale quick", "ListOps"].text == "37.35 ± 0.71"
-    (path,) = [path for path in plan.runs if "/table6/listops/flare/" in path and path.endswith("s1")]
-    other = json.loads(plan.runs[path].json)
+    (path,) = [path for path in plan.classifiers if "/table6/listops/flare/" in path and path.endswith("s1")]
+    other = json.loads(plan.classifiers[path].json)
     other["model"]["protocol"] = "authors"
     write_record(read_json(Path(path) / "metrics.json") | {"spec": other}, Path(path))
     with pytest.raises(ValueError, match="authors and strict"):
@@ -293,7 +293,7 @@ def test_the_verbs_make_a_task_and_its_runs(config, flarepp):
     assert answer.returncode == 0, answer.stderr
     assert read_json(Path("card.json"))["counts"] == {"train": 64, "dev": 16, "test": 16}
     assert lra.sequences.read("results/smoke/data/listops.h5").num_classes == 10
-    known = plan.runs | plan.predictors
+    known = plan.classifiers | plan.predictors
     chosen = [next(path for path in known if f"/listops/{row}/" in path) for row in ("flare", "majority")]
     for path in chosen:
         run = known[path]

@@ -65,10 +65,16 @@ class Plan:
     datasets: dict[str, dict]
     tasks: dict[str, dict]  # of the Long Range Arena, those there are data of
     runs: dict[str, Run]
-    predictors: dict[str, Run]
+    classifiers: dict[str, Run]  # runs on tasks
+    predictors: dict[str, Run]  # of fields and of classes
     scaling: dict[str, Run]
     curves: dict[str, Run]  # each measures all its numbers of tokens, one cell a folder
     suites: dict[str, list[dict]]
+
+    @property
+    def trained(self) -> dict[str, Run]:
+        """All runs that leave weights: those on benchmarks and those on tasks."""
+        return self.runs | self.classifiers
 
     @property
     def num_tokens(self) -> list[int]:
@@ -129,7 +135,7 @@ def expand(config: dict) -> Plan:
         raise ValueError(f"data.lock: got {', '.join(sorted(locks))}; one file holds the pins of all benchmarks")
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
     shows = (chosen["shown_error"], chosen["compared_error"], chosen["beside"], chosen["data"]["lock"])
-    plan = Plan(scale, *shows, datasets, {}, {}, {}, {}, {}, {})
+    plan = Plan(scale, *shows, datasets, tasks={}, runs={}, classifiers={}, predictors={}, scaling={}, curves={}, suites={})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     _check_names(chosen)
     for suite in sorted(chosen["suites"], key=lambda name: _place(name, chosen["suites"][name])):
@@ -509,7 +515,7 @@ def _lra_entries(plan: Plan, by_task: dict[str, dict], root: str, seeds: list[in
             continue
         spec = lra_spec(by_task[task], row, plan.tasks[task], plan.scale, seed)
         path = f"results/{plan.scale}/runs/{LRA}/{task}/{row}/{variant(spec, ())}"
-        plan.runs[path] = Run(path, spec, _model_sources("flarepp.classify", spec["model"]), "classify")
+        plan.classifiers[path] = Run(path, spec, _model_sources("flarepp.classify", spec["model"]), "classify")
         yield base | {"run": path, "spec": digest(spec), "absent": None, "num_blocks": spec["model"]["num_blocks"],
                       "num_latents": spec["model"].get("num_latents"), "precision": spec["training"]["precision"]}
     for name, task in itertools.product(section["baselines"], plan.tasks):

@@ -34,7 +34,7 @@ for suite, known in AXES.items():
 wildcard_constraints:
     dataset="|".join([*PLAN.datasets, *PLAN.tasks]),
     suite="|".join(PLAN.suites),
-    run="|".join(re.escape(path) for path in PLAN.runs),
+    run="|".join(re.escape(path) for path in PLAN.trained),
     predictor="|".join(re.escape(path) for path in PLAN.predictors),
     cell="|".join(re.escape(path) for path in PLAN.scaling),
     curve="|".join(re.escape(path) for path in PLAN.curves),
@@ -48,7 +48,7 @@ COST_CELLS = PLAN.suite_runs(spec.COST)
 def records_of(suite):
     """Everything an artefact of a suite reads: the records, and what stands in the folders of its runs."""
     read = dict.fromkeys([*PLAN.scaling, *COST_CELLS], ["metrics.json"])
-    read |= dict.fromkeys(PLAN.runs, ["metrics.json", "history.csv", "predictions.h5"])
+    read |= dict.fromkeys(PLAN.trained, ["metrics.json", "history.csv", "predictions.h5"])
     runs = [f"{run}/{name}" for run in PLAN.suite_runs(suite) for name in read.get(run, ())]
     return [f"{RESULTS}/records/{suite}.csv", f"{RESULTS}/records/{suite}.csv.sha256", *runs]
 

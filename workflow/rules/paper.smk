@@ -117,7 +117,7 @@ rule ledger:
         records=f"{RESULTS}/records.csv",
         digest=f"{RESULTS}/records.csv.sha256",
         steps=expand("{run}/metrics.json", run=[*PLAN.scaling, *COST_CELLS]),
-        runs=expand("{run}/{name}", run=PLAN.runs, name=["metrics.json", "predictions.h5"]),
+        runs=expand("{run}/{name}", run=PLAN.trained, name=["metrics.json", "predictions.h5"]),
         code=paper_code("ledger"),
         claims="src/flarepp/paper/claims.yaml",
     output:

@@ -10,7 +10,7 @@ def dataset_of(run):
 
 
 def training_of(wildcards):
-    return PLAN.runs[wildcards.run].spec["training"]
+    return PLAN.trained[wildcards.run].spec["training"]
 
 
 def ranks_of(wildcards):
@@ -24,9 +24,9 @@ def gpus_of(wildcards):
 
 rule train:
     input:
-        card=lambda wildcards: dataset_of(PLAN.runs[wildcards.run]) + ".json",
-        store=lambda wildcards: ancient(dataset_of(PLAN.runs[wildcards.run]) + ".h5"),
-        code=lambda wildcards: PLAN.runs[wildcards.run].code,
+        card=lambda wildcards: dataset_of(PLAN.trained[wildcards.run]) + ".json",
+        store=lambda wildcards: ancient(dataset_of(PLAN.trained[wildcards.run]) + ".h5"),
+        code=lambda wildcards: PLAN.trained[wildcards.run].code,
     output:
         spec="{run}/spec.json",
         metrics=ensure("{run}/metrics.json", non_empty=True),
@@ -42,8 +42,8 @@ rule train:
         mem_mb=lambda wildcards: 4000 * ranks_of(wildcards),
         gpu=gpus_of,
     params:
-        spec=lambda wildcards: PLAN.runs[wildcards.run].json,
-        verb=lambda wildcards: PLAN.runs[wildcards.run].verb,
+        spec=lambda wildcards: PLAN.trained[wildcards.run].json,
+        verb=lambda wildcards: PLAN.trained[wildcards.run].verb,
     message:
         "{params.verb} {wildcards.run}"
     shell:
