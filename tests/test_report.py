@@ -264,8 +264,8 @@ def test_the_document_holds_every_artefact_by_its_number(artefacts, monkeypatch)
     text = (artefacts["out"] / "paper.tex").read_text()
     assert "no LaTeX engine" in said and "\n" not in said and not (artefacts["out"] / "paper.pdf").exists()
     sections = re.findall(r"\\section\{(.*?)\}", text)
-    assert sections[:5] == [f"Table {number}" for number in range(1, 6)] and sections[-1] == "Ledger"
-    assert sections[5:13] == [f"Figure {number}" for number in range(2, 10)]
+    assert sections[:6] == [f"Table {number}" for number in range(1, 7)] and sections[-1] == "Ledger"
+    assert sections[6:14] == [f"Figure {number}" for number in range(2, 10)]
     assert sorted(sections) == sorted(map(html.title, [*ARTEFACTS["table"], *ARTEFACTS["figure"], "ledger"]))
     assert r"\section{Figure 7}" "\n" r"\setcounter{figure}{6}" in text
     tables = [f"tables/{name}" for name in ARTEFACTS["table"]]
