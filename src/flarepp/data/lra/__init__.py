@@ -71,8 +71,9 @@ def prepare(spec: dict, path: Path, card: Path, lock: Path, num_workers: int) ->
 
 
 def listing(root: Path, lock: Path, generated: Path) -> str:
-    """A table of the tasks: sources, licence, size, state; see `download.listing`."""
-    return download.listing({name: task_module(name) for name in task_names()}, root, lock, generated)
+    """A table of the tasks that have published files: sources, licence, size, state; see `download.listing`."""
+    modules = {name: task_module(name) for name in task_names()}
+    return download.listing({name: module for name, module in modules.items() if module.PUBLISHED_FILES}, root, lock, generated)
 
 
 def read_published(module: ModuleType, root: Path, spec: dict) -> tuple[list[Path], sequences.Task]:
