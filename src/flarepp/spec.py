@@ -128,7 +128,7 @@ def expand(config: dict) -> Plan:
         picked = _without_benchmark(config, each, names)
         for section in ("scaling", "cost"):
             _refuse(_validator(section), picked[section], f"config (scale {each})", section)
-        by_task = _by_task(arena, each)
+        _by_task(arena, each)
     by_dataset = {dataset: pick(config, scale, dataset, names) for dataset in names}
     chosen = next(iter(by_dataset.values()))
     if len(locks := {picked["data"]["lock"] for picked in by_dataset.values()}) > 1:

@@ -23,7 +23,7 @@ import numpy as np
 from flarepp.data import download, published
 from flarepp.data.lra import processed, sequences
 from flarepp.errors import unknown
-from flarepp.record import write_json
+from flarepp.record import write_with_digest
 
 
 def task_names() -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def prepare(spec: dict, path: Path, card: Path, lock: Path, num_workers: int) ->
                               for name, digest in digests.items()}}
     sequences.check(task)
     sequences.write(task, path)
-    write_json(task.card | _shape(task) | seen | {"fingerprint": task.fingerprint}, card)
+    write_with_digest(task.card | _shape(task) | seen | {"fingerprint": task.fingerprint}, card)
 
 
 def listing(root: Path, lock: Path, generated: Path) -> str:

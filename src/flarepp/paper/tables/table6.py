@@ -36,7 +36,7 @@ def build(records: pandas.DataFrame, out: Path, *, scale: str, beside: str = "bo
     "difference" to the paper's in points in place of its numbers; the CSV has all. ValueError for records of another scale,
     of two protocols, or for what `cells` refuses; FileNotFoundError when a run folder named in the records is gone.
     """
-    check_scale(records, scale)
+    check_scale(records, scale, "table6")
     check_beside(beside)
     frame, notes = _frame(records), Notes()
     differing = deviations.words(deviations.find(records, sequences.SUITE, scale).values())
