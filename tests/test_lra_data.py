@@ -125,7 +125,8 @@ def test_too_few_different_expressions_are_an_error():
         listops.generate(LISTOPS | {"max_arguments": 1})
 
 
-def test_published_listops(tmp_path):
+def test_published_listops(tmp_path, monkeypatch):
+    monkeypatch.setattr(listops, "PUBLISHED", (10, 10, 10))
     folder = tmp_path / "LRA" / "listops"
     folder.mkdir(parents=True)
     for split in ("train", "val", "test"):
@@ -302,6 +303,17 @@ def test_members_that_are_no_files_or_too_large_are_not_read(tmp_path, monkeypat
     monkeypatch.setattr(archives, "LARGEST", 3)
     with pytest.raises(ValueError, match="a/2 has 4 bytes, at most 3"):
         archives.members(tar_of(path, {"a/2": b"1234"}), r"a/\d")
+    monkeypatch.setattr(archives, "ALL", 5)
+    with pytest.raises(ValueError, match="more than 5 bytes in all"):
+        archives.members(tar_of(path, {"a/1": b"123", "a/2": b"123"}), r"a/\d")
+
+
+def test_a_member_that_is_there_twice_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        for _ in range(2):
+            tar.addfile(tarfile.TarInfo("a/1"), io.BytesIO())
+    with pytest.raises(ValueError, match="a/1 is there twice"):
+        archives.members(tmp_path / "a.tar.gz", r"a/\d")
 
 
 def test_published_image(tmp_path, monkeypatch):
@@ -324,7 +336,8 @@ def test_published_image(tmp_path, monkeypatch):
         image.read_published([path], {})
 
 
-def test_published_retrieval(tmp_path):
+def test_published_retrieval(tmp_path, monkeypatch):
+    monkeypatch.setattr(retrieval, "PUBLISHED", (2, 2, 2))
     paths = [tmp_path / f"{split}.tsv" for split in ("train", "eval", "test")]
     for path in paths:
         path.write_bytes(b'1.0\tA1\tB1\tabc "d\tx\n0.0\tA2\tB2\tq\tsecond \xc3\xa9\r\n')
@@ -334,9 +347,18 @@ def test_published_retrieval(tmp_path):
     paths[1].write_bytes(b"1.0\tA1\tB1\tabc\n")
     with pytest.raises(ValueError, match="eval.tsv: row 1: 4 fields, the first b'1.0'"):
         retrieval.read_published(paths, {"max_length": 5})
+    paths[1].write_bytes(b"1.0\tA1\tB1\tabc\td\n")
+    with pytest.raises(ValueError, match="eval.tsv: 1 samples, expected 2"):
+        retrieval.read_published(paths, {"max_length": 5})
 
 
 # --- processed files
+
+
+@pytest.fixture
+def any_number(monkeypatch):
+    """Files of the processed tasks may have any number of samples."""
+    monkeypatch.setattr(processed, "SLACK", 1)
 
 
 def pickles(root, name, rows):
@@ -347,7 +369,7 @@ def pickles(root, name, rows):
     return paths
 
 
-def test_processed_files_are_read(tmp_path):
+def test_processed_files_are_read(tmp_path, any_number):
     row = {"input_ids_0": np.array([3, 1, 5, 0, 0], np.int32), "input_ids_1": np.array([2, 2, 2, 2, 1]),
            "label": np.int64(1)}
     other = {"input_ids_0": [1, 0, 0, 0, 0], "input_ids_1": np.array([4, 0, 0, 0, 0]), "label": 0}
@@ -355,10 +377,22 @@ def test_processed_files_are_read(tmp_path):
     files, task = lra.read_published(retrieval, tmp_path, {"name": "retrieval", "max_length": 5})
     assert [file.name for file in files] == [f"lra-retrieval.{split}.pickle" for split in ("train", "dev", "test")]
     assert task.train.tokens[0].tolist() == [[2, 0, 4, 0, 0], [1, 1, 1, 1, 0]]
-    assert task.train.lengths.tolist() == [[3, 5], [1, 1]] and task.num_symbols == 5
+    assert task.train.lengths.tolist() == [[3, 5], [1, 1]] and task.num_symbols == 5 and task.dev_is_test
+    _, cut = lra.read_published(retrieval, tmp_path, {"name": "retrieval", "max_length": 2})
+    assert cut.max_length == 2 and cut.train.lengths.tolist() == [[2, 2], [1, 1]]
 
 
-def test_processed_pixels_may_be_black(tmp_path):
+def test_processed_files_whose_dev_split_is_another_and_of_too_few_samples(tmp_path, monkeypatch):
+    rows = [[{"input_ids_0": [1 + number, 2], "label": label} for label in (0, 1)] for number in range(3)]
+    monkeypatch.setitem(processed.COUNTS, "text", (2, 2, 2))
+    task = processed.read(pickles(tmp_path, "text", rows), {"name": "text"})
+    assert not task.dev_is_test and "dev is test" not in task.card["split"]
+    monkeypatch.setitem(processed.COUNTS, "text", (2, 300, 2))
+    with pytest.raises(ValueError, match="lra-text.dev.pickle: 2 samples, expected about 300"):
+        processed.read(pickles(tmp_path, "text", rows), {"name": "text"})
+
+
+def test_processed_pixels_may_be_black(tmp_path, any_number):
     rows = [{"input_ids_0": np.array([0, 255, 0, 0]), "label": label} for label in (0, 1)]
     pickles(tmp_path, "pathfinder", [rows] * 3)
     _, task = lra.read_published(pathfinder, tmp_path, {"name": "pathfinder"})
@@ -387,10 +421,39 @@ def test_arrays_are_read_whatever_the_version_of_numpy(tmp_path, protocol):
         content = pickle.dumps([{"input_ids_0": values}], protocol=protocol)
         assert b"numpy._core" in content
         path.write_bytes(content)
-        assert processed.load(path)[0]["input_ids_0"].tolist() == values.tolist()
+        assert processed.load(path)[0]["input_ids_0"].values.tolist() == values.tolist()
         if protocol == 3:  # names of the modules as lines
             path.write_bytes(content.replace(b"numpy._core", b"numpy.core"))
-            assert processed.load(path)[0]["input_ids_0"].tolist() == values.tolist()
+            assert processed.load(path)[0]["input_ids_0"].values.tolist() == values.tolist()
+
+
+class Built:
+    """Pickled as a call of a function with a state to set, whatever it may be."""
+
+    def __init__(self, *how):
+        self.how = how
+
+    def __reduce__(self):
+        return self.how
+
+
+@pytest.mark.parametrize("value", [
+    np.dtype("O"), np.dtype("f8"), np.dtype([("a", "i4")]), np.float64(1.0), np.array(["a"]),
+    Built(np.dtype, ("i8",), (3, "<", "a", None, None, -1, -1, 63)), Built(np.dtype, ("i8",), (4, "<")),
+    Built(np.dtype, ("i8",), 5),
+])
+def test_only_whole_numbers_are_built(tmp_path, value):
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps([{"input_ids_0": value, "label": 0}]))
+    with pytest.raises(ValueError, match="not a pickle of arrays .*(whole numbers|unknown layout)"):
+        processed.load(path)
+
+
+def test_arrays_shorter_than_they_say_are_refused(tmp_path):
+    path, (make, arguments, state) = tmp_path / "a.pickle", np.arange(3).__reduce__()
+    path.write_bytes(pickle.dumps(Built(make, arguments, (state[0], (2**40,), *state[2:]))))
+    with pytest.raises(ValueError, match="not a pickle of arrays .*cannot reshape"):
+        processed.load(path)
 
 
 @pytest.mark.parametrize("value", [eval, getattr, pickle.Unpickler, np.load, np.memmap, Sequences])
@@ -402,11 +465,14 @@ def test_other_names_are_refused(tmp_path, value):
 
 
 @pytest.mark.parametrize("rows, words", [
-    ([{"input_ids_0": np.array([1.5]), "label": 0}], "identities float64"), ([{"label": 0}], "sample 0"),
-    ([{"input_ids_0": np.array([1]), "label": "x"}], "label 'x'"),
+    ([{"input_ids_0": [1.5], "label": 0}], "sample 0: float64"), ([{"label": 0}], "samples of \\[0\\] documents"),
+    ([{"input_ids_0": np.array([1.5]), "label": 0}], "other than whole numbers"),
+    ([{"input_ids_0": np.array([1]), "label": "x"}], "sample 0: <U1"), ([{"input_ids_0": [1], "label": 256}], "no class"),
+    ([{"input_ids_0": [[1]], "label": 0}], "shape \\(1, 1\\)"), ([5], "sample 0"), ([{"input_ids_0": [2**70], "label": 0}], "sample 0"),
     ([{"input_ids_0": np.array([1, 300]), "label": 0}], "beyond 256"),
     ([{"input_ids_0": np.array([1, 0, 2]), "label": 0}], "padding inside"), ([], "expected a list of samples"),
-    ([{"input_ids_0": np.array([None]), "label": 0}], "identities object")])
+    ([{"input_ids_0": np.array([None]), "label": 0}], "not a pickle of arrays"),
+    ([{"input_ids_0": [1], "label": 0}, {"input_ids_0": [1], "input_ids_1": [1], "label": 0}], "expected one, or two, in all")])
 def test_processed_files_of_something_else_are_refused(tmp_path, rows, words):
     paths = pickles(tmp_path, "text", [rows] * 3)
     with pytest.raises(ValueError, match=words):

@@ -260,9 +260,8 @@ def run_of(spec: dict, task: sequences.Task, run_dir: Path) -> tuple[Run | None,
         code = code_digest()  # of the model too, now that it is loaded
         status, message = learn(run, checkpoint_path(spec, task, code, run_dir))
     metrics = {"steps": 0} if run is None else metrics_of(run, status == "ok")
-    origin = provenance(spec, task, code, [] if run is None else parameter_dtypes(run.model))
-    origin["dev_is_test"] = task.dev_is_test
-    return run, {"status": status, "message": message, "metrics": metrics, "spec": spec, "provenance": origin}
+    return run, {"status": status, "message": message, "metrics": metrics, "spec": spec,
+                 "provenance": provenance(spec, task, code, [] if run is None else parameter_dtypes(run.model))}
 
 
 def classify(spec: dict, data: Path, run_dir: Path) -> dict:

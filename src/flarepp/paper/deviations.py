@@ -99,11 +99,12 @@ def _of_steps(run: settings.Run, suite: str) -> list[str]:
 
 
 def _of_tasks(run: settings.Run) -> list[str]:
-    """ "setting ours (the paper's)" of a run on a task; the protocol, which tables and ledger name, is none."""
-    stated = {row["key"]: row for place in ("default", run.dataset) for row in quoted.rows("table6_settings")
+    """ "setting ours (the paper's)" of a run on a task. What no run here can have the file states itself, as `ours`."""
+    stated = {row["setting"]: row for place in ("default", run.dataset) for row in quoted.rows("table6_settings")
               if row["dataset"] == place}  # fmt: skip
-    found = [f"{row['setting']} {plain(run.settings[key])} ({row['paper']})" for key, row in stated.items()
-             if key in run.settings and not settings.same(run.settings[key], row["paper"])]  # fmt: skip
+    ours = {name: row["ours"] or run.settings.get(row["key"], row["paper"]) for name, row in stated.items()}
+    found = [f"{name} {plain(ours[name])} ({row['paper']})" for name, row in stated.items()
+             if row["paper"] and not settings.same(ours[name], row["paper"])]  # fmt: skip
     expected = {"model.mixer": run.model} | ROWS.get(run.model, {})
     return found + [f"{_name(key)} {plain(run.settings[key])} ({plain(value)})"
                     for key, value in expected.items() if key in run.settings and run.settings[key] != value]  # fmt: skip

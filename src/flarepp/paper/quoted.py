@@ -72,6 +72,11 @@ def table2(model: str, num_tokens: float, num_latents: float, num_ranks: float) 
     return None
 
 
+def table6_tasks() -> list[str]:
+    """The tasks of the paper's Table 6, as it calls them."""
+    return [name for name in rows("table6_lra")[0] if name not in ("model", "average", "source")]
+
+
 def table6(model: str, task: str) -> tuple[str, str]:
     """The paper's accuracy in % of a cell of Table 6 as printed, or of a row's average, and whether it ran the row ("rerun")
     or quotes it ("quoted"); empty texts where it has no such row or column."""

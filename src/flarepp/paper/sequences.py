@@ -6,17 +6,22 @@ authors, as the public code has it: the best dev accuracy itself.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas
 
 from flarepp.paper import settings
 from flarepp.paper.cells import COLUMNS, cells
+from flarepp.record import read_run
 
 SUITE = "table6"
 SHOWN = {"strict": "selected", "authors": "dev_selected"}  # the metric of a record that a protocol shows
+OF_DATA = ("dev_is_test", "num_test")
 WORDS = {
-    "strict": "strict: padding is neither attended nor pooled; test accuracy at the evaluation with the best dev accuracy",
-    "authors": "authors, as their public code has it: positions again before every block, padding attended and pooled; the"
-    " best dev accuracy itself",
+    "strict": "strict: padding is neither attended nor pooled; test accuracy at the evaluation with the best dev accuracy, of the"
+    " weights themselves, not their average",
+    "authors": "authors, after their public code: positions again before every block, padding attended and pooled; the best dev"
+    " accuracy itself, of the weights themselves, not their average",
 }
 
 
@@ -30,9 +35,19 @@ def protocol(records: pandas.DataFrame) -> str:
 
 def frame(records: pandas.DataFrame) -> pandas.DataFrame:
     """One row per mixer or baseline and task in record order: the columns of `cells`, where `mean` and `std` are of the
-    accuracy in %, and `protocol`. ValueError and FileNotFoundError as `cells` and `protocol`."""
+    accuracy in %; `protocol`; and of the task's data `dev_is_test`, and `num_test`, the samples behind the accuracy (NaN
+    where nothing ran). ValueError and FileNotFoundError as `cells` and `protocol`."""
     if records[records["suite"] == SUITE].empty:
-        return pandas.DataFrame(columns=[*COLUMNS, "protocol"])
+        return pandas.DataFrame(columns=[*COLUMNS, "protocol", *OF_DATA])
     found = protocol(records)
-    return cells(records, SUITE, SHOWN[found]).assign(protocol=found)
+    shown = _baselines_on_dev(records) if found == "authors" else records
+    frame = cells(shown, SUITE, SHOWN[found]).assign(protocol=found)
+    data = [read_run(Path(runs[0]))[1]["provenance"]["dataset"] if runs else {} for runs in frame["runs"]]
+    return frame.assign(**{name: [each.get(name) for each in data] for name in OF_DATA})
 
+
+def _baselines_on_dev(records: pandas.DataFrame) -> pandas.DataFrame:
+    """The accuracies of what learns nothing on the dev split in place of those on the test split."""
+    trivial = records["role"] == "trivial"
+    kept = records[~trivial | (records["metric"] != "last")]
+    return kept.assign(metric=kept["metric"].mask(trivial & (kept["metric"] == "dev_last"), "last"))

@@ -17,7 +17,7 @@ from flarepp.record import read_output, read_records
 FOLDER = Path(__file__).parent
 # The columns that words name, and those that hold what an artefact shows.
 NAMES = ("id", "benchmark", "dataset", "dataset_label", "model", "label", "precision", "key", "setting")
-NUMBERS = re.compile("percent|points$|step_ms$|peak_memory_mb|efficiency|over_flare|multiply_adds|measured|verdict|^card$")
+NUMBERS = re.compile("percent|_points$|step_ms$|peak_memory_mb|efficiency|over_flare|multiply_adds|measured|verdict|^card$")
 SWEEPS = ("figure3", "figure4", "figure5")  # figures of a suite of their own; the others show runs of Table 1
 FIELDS = {"figure6": "elasticity", "figure7": "darcy", "figure8": "airfoil", "figure9": "pipe"}  # of FLARE and FLARE++
 ERRORS, STEPS = ("last", "ema", "best_test"), ("step_ms", "peak_memory_mb")

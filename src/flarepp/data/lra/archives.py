@@ -9,12 +9,14 @@ import zlib
 from pathlib import Path
 
 LARGEST = 64 * 2**20  # bytes of a member
+ALL = 2**30  # bytes of all members that are kept
 READ = 1 << 20  # bytes
 
 
 def members(path: Path, pattern: str) -> dict[str, bytes]:
     """{name: content} of the regular files whose whole name matches; ValueError for an archive that is damaged."""
-    found = {}
+    found: dict[str, bytes] = {}
+    total = 0
     try:
         with gzip.open(path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -22,6 +24,10 @@ def members(path: Path, pattern: str) -> dict[str, bytes]:
                     if member.isreg() and re.fullmatch(pattern, member.name):
                         if member.size > LARGEST:
                             raise ValueError(f"{member.name} has {member.size} bytes, at most {LARGEST} are accepted")
+                        if member.name in found:
+                            raise ValueError(f"{member.name} is there twice")
+                        if (total := total + member.size) > ALL:
+                            raise ValueError(f"more than {ALL} bytes in all")
                         found[member.name] = tar.extractfile(member).read()
             while stream.read(READ):  # to the checksum at the end
                 pass

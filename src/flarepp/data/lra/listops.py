@@ -19,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from flarepp.data.lra.sequences import Sequences, Task
+from flarepp.data.lra.sequences import Sequences, Task, check_counts
 from flarepp.solvers import sampling
 
 OPTIONS = ("num_dev", "min_length", "max_length", "max_depth", "max_arguments")
 PUBLISHED_FILES = ("LRA/listops/basic_train.tsv", "LRA/listops/basic_val.tsv", "LRA/listops/basic_test.tsv")
 LICENCE = "Apache-2.0 (google-research/long-range-arena)"
 LABEL, NUM_CLASSES = "ListOps", 10
+PUBLISHED = 96_000, 2_000, 2_000  # expressions of the published files
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 SYMBOLS = (*map(str, range(10)), *OPERATORS, "]")
 CLOSE = SYMBOLS.index("]")
@@ -188,7 +189,9 @@ def _task(train: Sequences, dev: Sequences, test: Sequences, card: dict) -> Task
 
 def read_published(paths: list[Path], spec: dict) -> Task:
     """The published files: columns Source, with parentheses that say nothing, and Target."""
-    return _task(*(_read(path, spec["max_length"]) for path in paths), {"source": "published"})
+    splits = [_read(path, spec["max_length"]) for path in paths]
+    check_counts(paths, splits, PUBLISHED)
+    return _task(*splits, {"source": "published"})
 
 
 def _read(path: Path, max_length: int) -> Sequences:
@@ -198,7 +201,7 @@ def _read(path: Path, max_length: int) -> Sequences:
         for row, line in enumerate(csv.DictReader(stream, delimiter="\t"), 1):
             try:
                 texts.append([bytes(identity[word] for word in line["Source"].split() if word not in "()")])
-                labels.append(int(line["Target"]))
+                labels.append(range(NUM_CLASSES).index(int(line["Target"])))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ValueError(f"{path}: row {row}: {type(error).__name__} {error}; expected Source, an expression, and "
                                  "Target, a digit") from None

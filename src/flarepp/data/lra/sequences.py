@@ -104,7 +104,7 @@ class Task:
     def provenance(self) -> dict:
         """What a record says about its data."""
         return {"name": self.name, "source": self.card["source"], "split": self.card["split"],
-                "fingerprint": self.fingerprint}
+                "dev_is_test": self.dev_is_test, "num_test": len(self.test), "fingerprint": self.fingerprint}
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -116,6 +116,13 @@ class Task:
                 state.update(f"{name}/{key} {array.shape}".encode())
                 state.update(np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<")))
         return state.hexdigest()
+
+
+def check_counts(paths: Sequence[Path], splits: Sequence[Sequences], expected: Sequence[int]) -> None:
+    """ValueError for a published file that has other than the `expected` number of samples: cut short, or another one."""
+    for path, split, count in zip(paths, splits, expected):
+        if len(split) != count:
+            raise ValueError(f"{path}: {len(split):,} samples, expected {count:,}")
 
 
 def check(task: Task) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas
 
-from flarepp.paper import deviations, quoted, sequences, settings
+from flarepp.paper import deviations, quoted, sequences
 from flarepp.paper.cells import check_beside, check_scale, signed
 from flarepp.paper.typeset import Block, Cell, Notes, Table, spread, write
 
@@ -20,7 +20,9 @@ PAPERS, DIFFERENCE = "paper", "difference to the paper (points)"
 PAPERS_ALONE = "the paper's own numbers, none of this project"
 QUOTED = "the paper quotes this row from other studies, it did not train it in its backbone"
 Columns = list[tuple[str, str, Callable]]
-BASELINE = "majority"  # what a mixer must beat to have learned anything
+BASELINE = "majority"  # what a mixer must beat to have learned anything,
+MARGIN = 2  # by that many standard errors of the choice of test samples
+NOTHING_LEARNED = f"not above the majority class by {MARGIN} standard errors on any task"
 RANKED = (
     " Best ranked value bold, second underlined; values that agree in the digits shown are ranked equal. The average is that of"
     " rows with a value on every task."
@@ -45,7 +47,7 @@ def build(records: pandas.DataFrame, out: Path, *, scale: str, beside: str = "bo
     shown = frame[frame["paper"] != ""] if beside == "paper" else frame
     blocks = [Block(_rows(shown[shown["role"].isin(roles)], columns, notes), title) for roles, title in BLOCKS.items()]
     heads = [("", "mixer", "l"), *((group, heading, "r") for group, heading, _ in columns)]
-    caption = _caption(frame, _test_samples(records), beside, scale)
+    caption = _caption(frame, beside, scale)
     table = Table(caption, heads, [block for block in blocks if block.rows], PAPERS_ALONE if beside == "paper" else stamp,
                   notes.items())  # fmt: skip
     write(table, _data(frame, scale), out, sequences.SUITE)
@@ -58,18 +60,32 @@ def _frame(records: pandas.DataFrame) -> pandas.DataFrame:
     groups = [group for _, group in found.groupby("model", sort=False)]
     rows = [row for group in groups for row in [*group.to_dict("records"), _average(group, tasks)]]
     frame = pandas.DataFrame(rows, columns=found.columns)
-    quotes = [quoted.table6(*key) for key in frame[["model", "dataset"]].itertuples(index=False, name=None)]
+    quotes = [("", "") if key[1] == AVERAGE and not _all_of_the_papers(tasks) else quoted.table6(*key)
+              for key in frame[["model", "dataset"]].itertuples(index=False, name=None)]  # fmt: skip
     frame["paper"], frame["paper_source"] = ([quote[part] for quote in quotes] for part in (0, 1))
     frame["paper_value"] = pandas.to_numeric(frame["paper"], errors="coerce").astype(float)
     frame["difference"] = frame["mean"] - frame["paper_value"]
-    least = frame[frame["model"] == BASELINE].set_index("dataset")["mean"].fillna(-math.inf)
-    frame["above_majority"] = [value > least.get(task, -math.inf) for value, task in zip(frame["mean"], frame["dataset"])]
+    least = {row.dataset: row.mean + MARGIN * _standard_error(row.mean, row.num_test)
+             for row in frame[(frame["model"] == BASELINE) & (frame["dataset"] != AVERAGE)].dropna(subset="mean")[["dataset", "mean", "num_test"]].itertuples()}
+    above = pandas.Series([value > least.get(task, -math.inf) for value, task in zip(frame["mean"], frame["dataset"])], dtype=bool)
+    anywhere = above[frame["dataset"] != AVERAGE].groupby(frame["model"]).any()
+    frame["above_majority"] = above.where(frame["dataset"] != AVERAGE, frame["model"].map(anywhere)).astype(bool)
     good = (frame["role"] == "ranked") & frame["above_majority"] & (frame["failed"] == "")
     for column, rank in (("mean", "rank"), ("paper_value", "paper_rank")):
         candidates = frame[(good if column == "mean" else frame["role"] == "ranked") & frame[column].notna()]
         ranks = candidates[column].astype(float).round(2).groupby(candidates["dataset"]).rank("dense", ascending=False)
         frame[rank] = ranks.reindex(frame.index).astype("Int64")
     return frame
+
+
+def _all_of_the_papers(tasks: list[str]) -> bool:
+    """Whether these are the tasks that the paper averages over."""
+    return {(quoted.paper_name("dataset", task) or task).lower() for task in tasks} == set(quoted.table6_tasks())
+
+
+def _standard_error(percent: float, samples: float) -> float:
+    """Of an accuracy in %, from the choice of test samples, in points."""
+    return math.sqrt(percent * (100 - percent) / samples)
 
 
 def _average(group: pandas.DataFrame, tasks: list[str]) -> dict:
@@ -79,18 +95,21 @@ def _average(group: pandas.DataFrame, tasks: list[str]) -> dict:
     return group.iloc[0].to_dict() | {
         "dataset": AVERAGE, "dataset_label": AVERAGE, "mean": good["mean"].mean() if complete else math.nan, "std": math.nan,
         "n": int(good["n"].min()) if complete else 0, "status": "ok" if complete else "incomplete", "failed": "",
-        "data_source": "", "runs": tuple(chain(*good["runs"])) if complete else (),
+        "data_source": "", "parameters": math.nan, "dev_is_test": None, "num_test": math.nan, "runs": tuple(chain(*good["runs"])) if complete else (),
     }  # fmt: skip
 
 
 def _columns(frame: pandas.DataFrame, beside: str, scale: str, notes: Notes) -> Columns:
     """Group, heading, and the function that makes the cell of a mixer from its rows by task."""
     labels = dict(frame.drop_duplicates("dataset")[["dataset", "dataset_label"]].itertuples(index=False))
-    labels = {task: label for task, label in labels.items() if task != AVERAGE} | ({AVERAGE: AVERAGE} if labels else {})
+    labels.pop(AVERAGE, None)
+    whole = _all_of_the_papers(list(labels))
+    labels |= {AVERAGE: AVERAGE if whole else f"average of these {len(labels)}"} if labels else {}
     own = "this project" + (f", scale {scale}" if scale != "paper" else "")
     ours = [(own, label, partial(_ours, task, notes)) for task, label in labels.items()]
-    theirs = [(PAPERS, label, partial(_papers, task, beside == "paper", notes)) for task, label in labels.items()]
-    differences = [(DIFFERENCE, label, partial(_difference, task)) for task, label in labels.items()]
+    quotable = {task: label for task, label in labels.items() if whole or task != AVERAGE}
+    theirs = [(PAPERS, label, partial(_papers, task, beside == "paper", notes)) for task, label in quotable.items()]
+    differences = [(DIFFERENCE, label, partial(_difference, task)) for task, label in quotable.items()]
     return {"both": ours + theirs, "ours": ours, "paper": theirs, "difference": ours + differences}[beside]
 
 
@@ -108,7 +127,7 @@ def _label(group: pandas.DataFrame, notes: Notes) -> Cell:
     said = ["reference, not ranked"] if first["role"] == "reference" else []
     said += [QUOTED] if first["paper_source"] == "quoted" else []
     learned = first["role"] == "trivial" or tried.empty or tried["above_majority"].any()
-    said += [] if learned else ["not above the majority class on any task"]
+    said += [] if learned else [NOTHING_LEARNED]
     return Cell(first["label"], marks=tuple(map(notes.mark, said)))
 
 
@@ -151,13 +170,7 @@ def _difference(task: str, rows: Rows) -> Cell:
     return Cell("--") if pandas.isna(row["difference"]) else Cell(signed(row["difference"]), runs=row["runs"])
 
 
-def _test_samples(records: pandas.DataFrame) -> dict[str, int]:
-    """Test samples of the tasks whose samples were drawn here, {label: number}."""
-    return {run.dataset_label: run.settings["dataset.num_test"] for run in settings.read(records, sequences.SUITE)
-            if "dataset.num_test" in run.settings}  # fmt: skip
-
-
-def _caption(frame: pandas.DataFrame, samples: dict[str, int], beside: str, scale: str) -> str:
+def _caption(frame: pandas.DataFrame, beside: str, scale: str) -> str:
     text = "Accuracy in % on the Long Range Arena."
     if beside == "paper":
         return f"{text} As the paper prints it.{RANKED}"
@@ -165,10 +178,12 @@ def _caption(frame: pandas.DataFrame, samples: dict[str, int], beside: str, scal
     seeds = int(of_tasks["n"].max()) if len(of_tasks) else 0
     protocols = "; ".join(f"Protocol {sequences.WORDS[name]}." for name in frame["protocol"].unique())
     text += f" Scale: {scale}. Data: {_data_words(of_tasks)}. {protocols} n = {seeds} seed{'' if seeds == 1 else 's'}"
-    text += f"{', mean ± standard deviation' if seeds > 1 else ''}.{RANKED} What does not beat the majority class is not ranked."
-    means = of_tasks[(of_tasks["role"] != "trivial") & (of_tasks["n"] > 0)].groupby("dataset_label")["mean"].mean() / 100
-    spreads = [f"{100 * math.sqrt(means[label] * (1 - means[label]) / number):.1f} on {label} (n = {number:,})"
-               for label, number in samples.items() if label in means]  # fmt: skip
+    text += f"{', mean ± standard deviation' if seeds > 1 else ''}.{RANKED} What does not beat the majority class by {MARGIN} standard errors is not ranked."
+    ran = of_tasks[(of_tasks["role"] != "trivial") & (of_tasks["n"] > 0)]
+    shared = ran.loc[ran["dev_is_test"].eq(True), "dataset_label"].unique()
+    text += f" On {' and '.join(shared)} the dev split is the test split." if len(shared) else ""
+    means = ran.groupby("dataset_label", sort=False).agg({"mean": "mean", "num_test": "first"})
+    spreads = [f"{_standard_error(mean, number):.1f} on {label} (n = {number:,.0f})" for label, mean, number in means.itertuples()]
     text += f" One standard error of the choice of test samples, in points: {', '.join(spreads)}." if spreads else ""
     tail = {"both": " The last columns are the paper's own numbers.", "ours": ""}
     return text + tail.get(beside, " The last columns say by how many points our accuracy lies above the paper's own.")
