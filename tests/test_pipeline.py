@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +61,7 @@ def copy(tmp_path_factory) -> Path:
     rows = re.sub(r"(?m)^    (\w+):.*\n(?:      .*\n)*", lambda row: row[0] if row[1] in ROWS else "", text[start:stop])
     text = text[:start] + rows + text[stop:]
     config.write_text(re.sub(r"(  table1:[^\n]*\n    models: )\[.*?\]", rf"\g<1>[{', '.join(MODELS)}]", text, count=1, flags=re.DOTALL))
-    answer = snakemake(folder, "--scheduler", "greedy")
+    answer = snakemake(folder, "--profile", "workflow/profiles/local")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return folder
 
@@ -100,11 +100,17 @@ def test_records_hold_every_run_once_a_suite(copy, monkeypatch):
     assert set(records["run"].dropna()) == on_disk
 
 
+def spent():
+    """CPU seconds of the programs that tests started and that ended: other load on the machine does not count."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_nothing_to_do_the_second_time_and_quickly(copy):
-    started = time.monotonic()
+    before = spent()
     answer = snakemake(copy)
     assert answer.returncode == 0 and "Nothing to be done" in answer.stdout + answer.stderr
-    assert time.monotonic() - started < 6
+    assert 0.5 < spent() - before < 6
 
 
 def test_touching_files_runs_nothing(restored):
@@ -243,9 +249,9 @@ def test_one_artefact_is_a_target(copy):
 
 
 def test_paper_scale_is_listed_within_ten_seconds(copy):
-    started = time.monotonic()
+    before = spent()
     jobs = planned(copy, "--config", "scale=paper")
-    assert time.monotonic() - started < 10
+    assert 0.5 < spent() - before < 10
     assert len([job for job in jobs if job.startswith("train results/paper/runs/")]) == 98
     assert len([job for job in jobs if job.startswith("classify results/paper/runs/table6/")]) == len(ROWS) * 5
     cells = [job for job in jobs if job.startswith("cost results/paper/runs/figure5/")]
