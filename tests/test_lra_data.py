@@ -123,6 +123,17 @@ def test_too_few_different_expressions_are_an_error():
         listops.generate(LISTOPS | {"num_train": 1890, "min_length": 3, "max_length": 5, "max_depth": 2, "max_arguments": 2})
     with pytest.raises(ValueError, match="max_arguments"):
         listops.generate(LISTOPS | {"max_arguments": 1})
+    with pytest.raises(ValueError, match="none of 200,000 expressions has more than 20 .* max_depth 2 and max_arguments 2"):
+        listops.generate(LISTOPS | {"max_depth": 2, "max_arguments": 2})
+
+
+@pytest.mark.parametrize("module, spec", [(listops, LISTOPS), (pathfinder, PATHFINDER)])
+def test_without_dev_samples_the_test_split_is_the_dev_split(module, spec):
+    task, other = (module.generate(spec | {"num_train": 60, "num_dev": count}) for count in (0, 10))
+    assert task.dev_is_test and [len(split) for split in task.splits.values()] == [60, spec["num_test"]]
+    parts = [other.train.tokens, other.dev.tokens, other.test.tokens]
+    assert [len(part) for part in parts] == [60, 10, spec["num_test"]] and not other.dev_is_test
+    assert (np.concatenate(parts)[60:60 + spec["num_test"]] == task.test.tokens).all()
 
 
 def test_published_listops(tmp_path, monkeypatch):
@@ -238,6 +249,10 @@ def test_pathfinder_is_the_same_on_any_number_of_processes():
     assert len({picture.tobytes() for picture in pictures}) > 0.99 * len(pictures)
     with pytest.raises(ValueError, match="seed_distance: got 4; allowed for the resolution 16: up to 3"):
         pathfinder.generate(PATHFINDER | {"seed_distance": 4})
+    with pytest.raises(ValueError, match="none of 40,000 images has room for two contours of 30 paddles; resolution 16"):
+        pathfinder.generate(PATHFINDER | {"contour_length": 30})
+    with pytest.raises(ValueError, match="distractor_length: got 0; allowed: from 1 on"):
+        pathfinder.generate(PATHFINDER | {"distractor_length": 0})
 
 
 def test_pathfinder_of_the_published_size():
@@ -303,9 +318,11 @@ def test_members_that_are_no_files_or_too_large_are_not_read(tmp_path, monkeypat
     monkeypatch.setattr(archives, "LARGEST", 3)
     with pytest.raises(ValueError, match="a/2 has 4 bytes, at most 3"):
         archives.members(tar_of(path, {"a/2": b"1234"}), r"a/\d")
-    monkeypatch.setattr(archives, "ALL", 5)
-    with pytest.raises(ValueError, match="more than 5 bytes in all"):
-        archives.members(tar_of(path, {"a/1": b"123", "a/2": b"123"}), r"a/\d")
+    monkeypatch.setattr(archives, "ALL", 2 * 512 + 5)
+    assert len(archives.members(tar_of(path, {"a/1": b"123", "a/2": b"12"}), r"a/\d")) == 2
+    for files in ({"a/1": b"123", "a/2": b"123"}, {"a/1": b"", "a/2": b"", "a/3": b""}):
+        with pytest.raises(ValueError, match="more than 1029 bytes in all"):
+            archives.members(tar_of(path, files), r"a/\d")
 
 
 def test_a_member_that_is_there_twice_is_refused(tmp_path):
@@ -386,10 +403,19 @@ def test_processed_files_whose_dev_split_is_another_and_of_too_few_samples(tmp_p
     rows = [[{"input_ids_0": [1 + number, 2], "label": label} for label in (0, 1)] for number in range(3)]
     monkeypatch.setitem(processed.COUNTS, "text", (2, 2, 2))
     task = processed.read(pickles(tmp_path, "text", rows), {"name": "text"})
-    assert not task.dev_is_test and "dev is test" not in task.card["split"]
+    assert not task.dev_is_test and task.card["split"] == "as in the processed files"
+    same = processed.read(pickles(tmp_path, "text", [rows[0], rows[1][::-1], rows[1]]), {"name": "text"})
+    assert same.dev_is_test and same.card["split"].endswith(", dev is test")
     monkeypatch.setitem(processed.COUNTS, "text", (2, 300, 2))
     with pytest.raises(ValueError, match="lra-text.dev.pickle: 2 samples, expected about 300"):
         processed.read(pickles(tmp_path, "text", rows), {"name": "text"})
+
+
+def test_one_sample_in_common_makes_no_test_split_of_the_dev_split(tmp_path, any_number):
+    rows = [[{"input_ids_0": [first, 2], "label": label} for label, first in enumerate(pair)] for pair in ((1, 2), (3, 4), (4, 5))]
+    task = processed.read(pickles(tmp_path, "text", rows), {"name": "text"})
+    assert not task.dev_is_test and task.dev.tokens[:, 0, 0].tolist() == [2, 3]
+    assert task.card["split"] == "as in the processed files, 1 of 2 dev samples are test samples too"
 
 
 def test_processed_pixels_may_be_black(tmp_path, any_number):

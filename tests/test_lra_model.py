@@ -289,6 +289,20 @@ def test_divergence_is_a_result(spec, data, tmp_path, monkeypatch):
         assert set(file) == {"labels"}
 
 
+def test_weights_whose_logits_are_not_finite_at_the_last_evaluation_are_no_result(spec, data, tmp_path, monkeypatch):
+    step = classify.training_step
+
+    def broken(run):
+        norm = step(run)
+        if run.progress.steps == run.spec["training"]["steps"]:
+            run.model.head.bias.data[1] = float("nan")  # whose largest is the first class, which many samples have
+        return norm
+
+    monkeypatch.setattr(classify, "training_step", broken)
+    result = classify.classify(spec, data, tmp_path / "run")
+    assert result["status"] == "diverged" and result["message"] == "logits on the dev split are not finite at step 24"
+
+
 def test_several_processes_are_refused(spec, data, tmp_path):
     spec["training"]["data_parallel"] = 2
     with pytest.raises(ValueError, match="data_parallel: got 2; allowed here: 1"):

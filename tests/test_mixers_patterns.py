@@ -135,14 +135,17 @@ def twin_reformer(mixer, x, real):
     x, here = F.pad(x, (0, 0, 0, places - count)), F.pad(real, (0, places - count))
     q, v = heads_of(linear(mixer.query_proj, x)), heads_of(linear(mixer.value_proj, x))
     k = q / torch.sqrt((q * q).sum(-1, keepdim=True) + WIDTH * 1e-6)
-    rotations = mixer.rotations(reformer.num_buckets(places, size) // 2, q)
+    first, *others = reformer.bucket_factors(places, size)
+    rotations = mixer.rotations((first + sum(others)) // 2, q)
     out = []
     for b in range(batch):
         for h in range(HEADS):
             numerator, denominator = torch.zeros(places, WIDTH, dtype=FP64), torch.zeros(places, 1, dtype=FP64)
             for r in range(mixer.num_hashes):
                 turned = q[b, h] @ rotations[h, :, r]
-                bucket = torch.cat([turned, -turned], -1).argmax(-1).masked_fill(~here[b], 10**6).tolist()
+                parts = turned[:, :first // 2], turned[:, first // 2:]
+                parts = [torch.cat([part, -part], -1).argmax(-1) if part.shape[1] else 0 for part in parts]
+                bucket = (parts[0] + first * parts[1]).masked_fill(~here[b], 10**6).tolist()
                 order = sorted(range(places), key=lambda t: (bucket[t], t))
                 chunks = [order[start: start + size] for start in range(0, places, size)]
                 for number, chunk in enumerate(chunks):
@@ -383,8 +386,8 @@ def test_the_hash_is_local():
     own, close, apart = (mixer.buckets(part, None) for part in (x, near, far))
     assert own.unique().tolist() == list(range(256)) and own.shape == (1, 1, 64, 512)
     assert torch.equal(mixer.buckets(3 * x, None), own)
-    opposite = mixer.buckets(-x, None)
-    assert torch.equal((own + 128) % 256, opposite)
+    opposite = mixer.buckets(-x, None)  # of the pair on the other side each
+    assert torch.equal((own % 16 + 8) % 16 + 16 * ((own // 16 + 8) % 16), opposite)
     agree = [(own == other).double().mean().item() for other in (close, apart)]
     assert agree[0] > 0.7 and agree[1] < 0.02
 
@@ -393,6 +396,12 @@ def test_the_hash_is_local():
     (1, 64, 2), (64, 64, 2), (128, 64, 4), (2000, 64, 64), (4096, 64, 128), (40, 1, 64)])
 def test_the_number_of_buckets(count, chunk, buckets):
     assert reformer.num_buckets(count, chunk) == buckets
+
+
+@pytest.mark.parametrize("count, factors", [(4096, (128,)), (8192, (16, 16)), (65536, (32, 64))])
+def test_many_buckets_are_a_product(count, factors):
+    assert reformer.bucket_factors(count, 64) == factors
+    assert all(math.prod(reformer.bucket_factors(n, 3)) == reformer.num_buckets(n, 3) for n in range(1, 300))
 
 
 def test_padding_is_sorted_behind_all_tokens():
@@ -561,7 +570,7 @@ def test_a_mixer_does_what_its_formula_says(name, options):
     found = [mixer_multiply_adds(mixer, count, CHANNELS) for count in (once, 2 * once)]
     expected = [count * evaluate(mixer.operations, N=count, **sizes) for count in (once, 2 * once)]
     if name == "reformer":  # beside hashing
-        expected = [work + count * CHANNELS * 2 * reformer.num_buckets(count, 8) // 2
+        expected = [work + count * CHANNELS * 2 * sum(reformer.bucket_factors(count, 8)) // 2
                     for work, count in zip(expected, (once, 2 * once))]
     constant = {"bigbird": -2 * 8 * 2 * 8 * 8 * CHANNELS, "longformer": options.get("num_global", 0) * CHANNELS**2}
     assert found == [work + constant.get(name, 0) for work in expected]
@@ -569,7 +578,7 @@ def test_a_mixer_does_what_its_formula_says(name, options):
 
 GROWTH = {  # options, exponent of the multiply-adds, exponent of the largest tensor
     "local": ({"block_size": 64}, 1, 1), "sparse": ({"num_summary": 1}, 1.5, 1),  # stride N^(1/2)
-    "reformer": ({"chunk_size": 64, "num_hashes": 2}, 1.2, 1.7), "sinkhorn": ({"block_size": 64}, 1.2, 1),
+    "reformer": ({"chunk_size": 64, "num_hashes": 2}, 1, 1), "sinkhorn": ({"block_size": 64}, 1.2, 1),
     "linformer": ({"num_latents": 64}, 1, 1), "funnel": ({}, 2, 1), "synthesizer": ({"rank": 8}, 2, 1),
     "longformer": ({"window": 128}, 1, 1), "bigbird": ({"block_size": 64, "num_random": 3}, 1, 1),
 }
@@ -686,21 +695,24 @@ def test_bigbird_equals_that_of_transformers(monkeypatch):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_reformer_equals_that_of_transformers(masked):
+@pytest.mark.parametrize("chunk", [2, 8])  # buckets of two factors, and of one
+def test_reformer_equals_that_of_transformers(masked, chunk):
     from transformers.models.reformer import modeling_reformer as package
-    count, buckets = 40, reformer.num_buckets(40, 8)
-    config = package.ReformerConfig(hidden_size=16, num_attention_heads=2, attention_head_size=8, lsh_attn_chunk_length=8,
-                                    lsh_num_chunks_before=1, lsh_num_chunks_after=0, num_hashes=1, num_buckets=buckets,
+    count, buckets = 40, reformer.bucket_factors(40, chunk)
+    assert len(buckets) == (2 if chunk == 2 else 1)
+    config = package.ReformerConfig(hidden_size=16, num_attention_heads=2, attention_head_size=8, lsh_attn_chunk_length=chunk,
+                                    lsh_num_chunks_before=1, lsh_num_chunks_after=0, num_hashes=1,
+                                    num_buckets=list(buckets) if chunk == 2 else buckets[0],
                                     lsh_attention_probs_dropout_prob=0.0, hash_seed=3, is_decoder=False)
     theirs = package.LSHSelfAttention(config).eval()
-    mixer, x = single("reformer", chunk_size=8, num_hashes=1), tokens(count, channels=16, dtype=torch.float32)
+    mixer, x = single("reformer", chunk_size=chunk, num_hashes=1), tokens(count, channels=16, dtype=torch.float32)
     with torch.no_grad():
         theirs.query_key.weight.copy_(mixer.query_proj.weight)
         theirs.value.weight.copy_(mixer.value_proj.weight)
         mixer.query_proj.bias.zero_(), mixer.value_proj.bias.zero_()
     torch.manual_seed(3)
-    rotations = torch.randn(2, 8, 1, buckets // 2)
-    mixer.rotations = lambda half, like: rotations
+    rotations = torch.randn(2, 8, 1, sum(buckets) // 2)
+    mixer.rotations = lambda columns, like: rotations
     mask = torch.arange(count) < torch.tensor([[count], [30], [9]]) if masked else None
     out = theirs(x, attention_mask=mask, num_hashes=1).hidden_states
     real = torch.ones(3, count, dtype=torch.bool) if mask is None else mask

@@ -54,7 +54,8 @@ def left(plan, accuracy, *, source="published", status=None, num_test=2000, shar
         Path(run.path).mkdir(parents=True)
         write_json(run.spec, Path(run.path) / "spec.json")
         write_record({"status": ended, "message": "", "spec": run.spec, "metrics": metrics,
-                      "provenance": {"dataset": {"source": source, "num_test": num_test, "dev_is_test": entry["dataset"] in shared}}},
+                      "provenance": {"dataset": {"source": source, "num_test": num_test, "num_dev": num_test // 4,
+                                                 "dev_is_test": entry["dataset"] in shared}}},
                      Path(run.path))
     return records(json.loads(plan.suite_json(spec.LRA)))
 
@@ -110,6 +111,10 @@ def test_tasks_that_are_published_only_are_no_runs_elsewhere(config, scale):
     ("lra__tasks__pathfindr", {"label": "P", "data": {"seed": 0}}, ["lra.tasks", "did you mean 'pathfinder'"]),
     ("lra__mixers__flare__mixer", "flair", ["lra.mixers.flare.mixer", "did you mean 'flare'"]),
     ("lra__mixers__flare__label", "FLARE++", ["label 'flare++' is given twice"]),
+    ("lra__tasks__text__label", "listops ", ["lra.tasks: the label 'listops' is given twice"]),
+    ("lra__mixers__linear__model", {"feature_map": "relu"}, ["feature_map", "relu", "elu"]),
+    ("lra__mixers__nystromformer__model", {"conv_kernel": 4}, ["conv_kernel", "4"]),
+    ("lra__mixers__sinkhorn__model", {"temperature": 0}, ["temperature", "0"]),
     ("lra__model__num_latens", 3, ["lra.model", "did you mean 'num_latents'"]),
     ("lra__training__gradient_weight", 1, ["training", "'gradient_weight' is unknown"]),
     ("lra__training__steps", 5, ["pct_start", "OneCycle"]),
@@ -266,19 +271,20 @@ def test_the_protocol_of_the_authors_shows_dev_accuracies_and_says_so(config, mo
     assert set(data["protocol"]) == {"authors"} and rows["Majority class"]["this project, scale quick", "ListOps"].text == "16.00"
 
 
-def test_what_is_within_chance_of_the_majority_is_not_ranked(config, monkeypatch):
-    error = numpy.sqrt(0.15 * 0.85 / 400)  # of 400 test samples
+@pytest.mark.parametrize("protocol, num_test, majority", [("strict", 400, 0.15), ("authors", 1600, 0.16)])
+def test_what_is_within_chance_of_the_majority_is_not_ranked(config, monkeypatch, protocol, num_test, majority):
+    error = numpy.sqrt(majority * (1 - majority) / 400)  # of 400 samples, test or dev
     above = {"flare": 1.9, "flarepp": 2.1}
 
     def accuracy(row, task, seed):
         return 0.15 + error * above.get(row, 0)
 
-    frame = left(plan_of(config, "quick"), accuracy, source="generated", num_test=400)
-    _, rows, data = table_of(monkeypatch, frame, scale="quick")
+    frame = left(plan_of(config, "quick", lra__protocol=protocol), accuracy, source="generated", num_test=num_test)
+    table, rows, data = table_of(monkeypatch, frame, scale="quick")
     own = "this project, scale quick"
     assert rows["FLARE++"][own, "ListOps"].bold and not rows["FLARE"][own, "ListOps"].underline
     ranked = data[data["rank"].notna()]
-    assert set(ranked["model"]) == {"flarepp"}
+    assert set(ranked["model"]) == {"flarepp"} and "on ListOps (n = 400)" in table.caption
 
 
 def test_a_dev_split_that_is_the_test_split_is_named(config, monkeypatch):

@@ -141,7 +141,8 @@ def training_step(run: Run) -> Tensor:
 
 @torch.no_grad()
 def evaluate(run: Run, name: str) -> dict[str, float]:
-    """The accuracy of every set of weights on a split, whose classes `run.predicted` then holds.
+    """The accuracy of every set of weights on a split, whose classes `run.predicted` then holds. Raises Diverged on logits
+    that are not finite, which have no largest.
 
     Samples go in the order of their lengths, so that little is padding. Training's draws do not notice.
     """
@@ -153,7 +154,10 @@ def evaluate(run: Run, name: str) -> dict[str, float]:
         found[weights] = torch.empty_like(split.labels)
         with evaluation_draws(run):
             for indices in order:
-                found[weights][indices] = logits_of(run, model, split, indices).argmax(1)
+                logits = logits_of(run, model, split, indices)
+                if not logits.isfinite().all():
+                    raise Diverged(f"logits on the {name} split are not finite at step {run.progress.steps}")
+                found[weights][indices] = logits.argmax(1)
     run.predicted[name] = found
     return {f"{name}_{weights}": (classes == split.labels).double().mean().item() for weights, classes in found.items()}
 

@@ -536,7 +536,9 @@ def _check_lra_names(section: dict, datasets: dict) -> None:
     _known(section["baselines"], _dict_keys(PACKAGE / "class_baselines.py", "PREDICTORS"), "lra.baselines", "baseline")
     rows, where_rows = [*section["mixers"].items(), *section["baselines"].items()], "lra.mixers and lra.baselines"
     labels = [row["label"].strip().casefold() for _, row in rows]
-    for what, where, given in (("label", where_rows, labels), ("key", where_rows, [key for key, _ in rows]),
+    columns = [task["label"].strip().casefold() for task in section["tasks"].values()]
+    for what, where, given in (("label", where_rows, labels), ("label", "lra.tasks", columns),
+                               ("key", where_rows, [key for key, _ in rows]),
                                ("name", "datasets and lra.tasks", [*datasets, *section["tasks"]])):
         if twice := [item for item in given if given.count(item) > 1]:
             raise ValueError(f"{where}: the {what} {twice[0]!r} is given twice; tables could not tell them apart")

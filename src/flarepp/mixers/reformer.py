@@ -7,11 +7,14 @@
     y = sum_r softmax_r(L_r) o_r        out = W_out y + b_out
 
 Queries and keys share one projection, keys have length one and logits no further scale, as in the authors' code. Padded
-tokens share a bucket behind all others. b is the power of two nearest to 2 N / c. R is drawn anew in every forward pass of
+tokens share a bucket behind all others. b is the power of two nearest to 2 N / c. Above 2 c buckets b = b_1 b_2, factors as
+near to each other as powers of two are, and a bucket is a pair of one of b_1 and one of b_2, each from columns of R of its
+own: R has (b_1 + b_2) / 2 of them, about (2 N / c)^(1/2), as in the authors' code. R is drawn anew in every forward pass of
 training, and from a seed kept with the weights in evaluation; nothing is learned through the hash, computed in FP32 or
 better. Rounds do not see each other's chunks. N decides on b and on the chunks, so that more padding changes the result
 (what stands in it does not).
-Besides the formula in `operations`, hashing takes b / 2 C, about N / c C, multiply-adds a token and round.
+Besides the formula in `operations`, hashing takes as many multiply-adds a token, channel and round as R has columns, c at
+most where b has no factors.
 """
 
 from __future__ import annotations
@@ -34,10 +37,25 @@ def num_buckets(num_tokens: int, chunk_size: int) -> int:
     return 2 ** max(1, round(math.log2(max(1, 2 * num_tokens / chunk_size))))
 
 
+def bucket_factors(num_tokens: int, chunk_size: int) -> tuple[int, ...]:
+    """Powers of two whose product is the number of buckets: one up to 2 c buckets, two above."""
+    buckets = num_buckets(num_tokens, chunk_size)
+    if buckets <= 2 * chunk_size:
+        return (buckets,)
+    smaller = 2 ** ((buckets.bit_length() - 1) // 2)
+    return smaller, buckets // smaller
+
+
 def gather(x: Tensor, order: Tensor) -> Tensor:
     """Tokens [B, H, N, D] in the order [B, H, R, N] of every round, [B, H, R, N, D]."""
     rounds = x[:, :, None].expand(-1, -1, order.shape[2], -1, -1)
     return rounds.gather(3, order[..., None].expand(*order.shape, x.shape[-1]))
+
+
+def side(turned: Tensor) -> Tensor:
+    """argmax [z; -z] of the last axis, [..., 1]"""
+    largest = turned.abs().argmax(-1, keepdim=True)
+    return largest + turned.shape[-1] * (turned.gather(-1, largest) < 0)
 
 
 def with_previous(chunks: Tensor) -> Tensor:
@@ -64,9 +82,9 @@ class Mixer(nn.Module):
         self.register_buffer("seed", new_seed())
         init_linears(self)
 
-    def rotations(self, half: int, like: Tensor) -> Tensor:
-        """R [H, D, R, b / 2]: fresh in training, the seed's in evaluation."""
-        shape, dtype = (self.num_heads, self.head_dim, self.num_hashes, half), torch.promote_types(like.dtype, torch.float32)
+    def rotations(self, columns: int, like: Tensor) -> Tensor:
+        """R [H, D, R, columns]: fresh in training, the seed's in evaluation."""
+        shape, dtype = (self.num_heads, self.head_dim, self.num_hashes, columns), torch.promote_types(like.dtype, torch.float32)
         if self.training:
             return torch.randn(shape, dtype=dtype, device=like.device)
         return torch.randn(shape, dtype=dtype, generator=generator_of(self.seed)).to(like.device)
@@ -74,14 +92,14 @@ class Mixer(nn.Module):
     @torch.no_grad()
     def buckets(self, q: Tensor, real: Tensor | None) -> Tensor:
         """The bucket [B, H, R, N] of every query [B, H, N, D] in every round; the last one, b, for padding."""
-        half, found = num_buckets(q.shape[2], self.chunk_size) // 2, []
+        factors, found = bucket_factors(q.shape[2], self.chunk_size), []
+        halves = [factor // 2 for factor in factors]
         with torch.autocast(q.device.type, enabled=False):
-            for rotation in self.rotations(half, q).unbind(2):  # [H, D, b / 2]
-                turned = widened(q) @ rotation  # [B, H, N, b / 2]
-                largest = turned.abs().argmax(-1, keepdim=True)
-                found.append(largest + half * (turned.gather(-1, largest) < 0))
+            for rotation in self.rotations(sum(halves), q).unbind(2):  # [H, D, columns]
+                turned = (widened(q) @ rotation).split(halves, -1)  # [B, H, N, b_i / 2] each
+                found.append(sum(math.prod(factors[:place]) * side(part) for place, part in enumerate(turned)))
         found = torch.cat(found, -1).mT  # [B, H, R, N]
-        return found if real is None else found.masked_fill(~real[:, None, None], 2 * half)
+        return found if real is None else found.masked_fill(~real[:, None, None], math.prod(factors))
 
     def order(self, q: Tensor, real: Tensor | None) -> Tensor:
         """Positions [B, H, R, N], sorted by bucket and then by position."""

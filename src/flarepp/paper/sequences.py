@@ -16,7 +16,8 @@ from flarepp.record import read_run
 
 SUITE = "table6"
 SHOWN = {"strict": "selected", "authors": "dev_selected"}  # the metric of a record that a protocol shows
-OF_DATA = ("dev_is_test", "num_test")
+SAMPLES = {"strict": "num_test", "authors": "num_dev"}  # how many samples that accuracy is of
+OF_DATA = ("dev_is_test", "num_samples")
 WORDS = {
     "strict": "strict: padding is neither attended nor pooled; test accuracy at the evaluation with the best dev accuracy, of the"
     " weights themselves, not their average",
@@ -35,7 +36,7 @@ def protocol(records: pandas.DataFrame) -> str:
 
 def frame(records: pandas.DataFrame) -> pandas.DataFrame:
     """One row per mixer or baseline and task in record order: the columns of `cells`, where `mean` and `std` are of the
-    accuracy in %; `protocol`; and of the task's data `dev_is_test`, and `num_test`, the samples behind the accuracy (NaN
+    accuracy in %; `protocol`; and of the task's data `dev_is_test`, and `num_samples`, those behind the accuracy (NaN
     where nothing ran). ValueError and FileNotFoundError as `cells` and `protocol`."""
     if records[records["suite"] == SUITE].empty:
         return pandas.DataFrame(columns=[*COLUMNS, "protocol", *OF_DATA])
@@ -43,7 +44,8 @@ def frame(records: pandas.DataFrame) -> pandas.DataFrame:
     shown = _baselines_on_dev(records) if found == "authors" else records
     frame = cells(shown, SUITE, SHOWN[found]).assign(protocol=found)
     data = [read_run(Path(runs[0]))[1]["provenance"]["dataset"] if runs else {} for runs in frame["runs"]]
-    return frame.assign(**{name: [each.get(name) for each in data] for name in OF_DATA})
+    keys = zip(OF_DATA, ("dev_is_test", SAMPLES[found]))
+    return frame.assign(**{name: [each.get(key) for each in data] for name, key in keys})
 
 
 def _baselines_on_dev(records: pandas.DataFrame) -> pandas.DataFrame:

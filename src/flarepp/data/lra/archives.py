@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 LARGEST = 64 * 2**20  # bytes of a member
-ALL = 2**30  # bytes of all members that are kept
+ALL = 2**30  # bytes of all members that are kept, with a block for the name of each
 READ = 1 << 20  # bytes
 
 
@@ -26,7 +26,7 @@ def members(path: Path, pattern: str) -> dict[str, bytes]:
                             raise ValueError(f"{member.name} has {member.size} bytes, at most {LARGEST} are accepted")
                         if member.name in found:
                             raise ValueError(f"{member.name} is there twice")
-                        if (total := total + member.size) > ALL:
+                        if (total := total + tarfile.BLOCKSIZE + member.size) > ALL:
                             raise ValueError(f"more than {ALL} bytes in all")
                         found[member.name] = tar.extractfile(member).read()
             while stream.read(READ):  # to the checksum at the end

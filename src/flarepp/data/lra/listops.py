@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flarepp.data.lra.sequences import Sequences, Task, check_counts
+from flarepp.data.lra.sequences import Sequences, Task, check_counts, divided
 from flarepp.solvers import sampling
 
 OPTIONS = ("num_dev", "min_length", "max_length", "max_depth", "max_arguments")
@@ -34,6 +34,7 @@ OPERATOR_SHARE = 0.25
 BENCH_ID = 7  # first word of the generators' seeds
 CHUNK = 1000  # expressions made from one generator
 ROOTS = 2000  # trees that grow together
+EMPTY = 100  # times in a row that none of them may be within the limits
 
 
 @dataclass
@@ -135,15 +136,20 @@ def spell(levels: list[Level]) -> np.ndarray:
 
 def expressions(generator: np.random.Generator, *, min_length: int, max_length: int, max_depth: int,
                 max_arguments: int) -> dict[str, np.ndarray]:
-    """tokens [CHUNK, max_length] uint8, lengths [CHUNK] and labels [CHUNK] of expressions within the limits."""
+    """tokens [CHUNK, max_length] uint8, lengths [CHUNK] and labels [CHUNK] of expressions within the limits; ValueError where
+    next to none is."""
     tokens = np.zeros((CHUNK, max_length), np.uint8)
     lengths, labels = np.zeros(CHUNK, np.int32), np.zeros(CHUNK, np.uint8)
-    count = 0
+    count = empty = 0
     while count < CHUNK:
         levels = grow(generator, max_depth, max_arguments)
         measure(levels)
         size = levels[0].size
         levels = select(levels, (size > min_length) & (size < max_length))
+        empty = 0 if levels else empty + 1
+        if empty == EMPTY:
+            raise ValueError(f"listops: none of {EMPTY * ROOTS:,} expressions has more than {min_length} and fewer than "
+                             f"{max_length} tokens with max_depth {max_depth} and max_arguments {max_arguments}")
         if not levels:
             continue
         evaluate(levels, generator)
@@ -173,13 +179,7 @@ def generate(spec: dict, *, num_workers: int = 1) -> Task:
     tokens, lengths, labels = (drawn[name][different] for name in ("tokens", "lengths", "labels"))
     samples = Sequences(tokens[:, None], lengths[:, None], labels)
     card = {"source": "generated", "solver": limits | {"seed": spec["seed"]}, "rejected": None}
-    return _task(*_divided(samples, spec), card)
-
-
-def _divided(samples: Sequences, spec: dict) -> tuple[Sequences, Sequences, Sequences]:
-    """Train, dev and test, one behind the other."""
-    train, dev = spec["num_train"], spec["num_train"] + spec["num_dev"]
-    return samples[:train], samples[train:dev], samples[dev:]
+    return _task(*divided(samples, spec), card)
 
 
 def _task(train: Sequences, dev: Sequences, test: Sequences, card: dict) -> Task:

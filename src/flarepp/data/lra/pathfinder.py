@@ -21,7 +21,7 @@ import functools
 
 import numpy as np
 
-from flarepp.data.lra.sequences import Sequences, Task
+from flarepp.data.lra.sequences import Sequences, Task, divided
 from flarepp.solvers import sampling
 
 OPTIONS = ("num_dev", "resolution", "contour_length", "seed_distance", "num_distractors", "distractor_length")
@@ -40,6 +40,7 @@ TARGET, DISTRACTOR, MARKER = 1.5, 2.0, 1.0  # brightness
 REACH = 5
 CHUNK = 500  # images made from one generator
 STARTS = 2000  # images begun together; about one in ten has room for its contours
+EMPTY = 20  # times in a row that none of them may have
 
 
 def ball(radius: float, least: float = 0) -> np.ndarray:
@@ -206,11 +207,15 @@ def mark(generator, canvas, pivots, degrees) -> np.ndarray:
 
 def images(generator, *, resolution: int, contour_length: int, seed_distance: int, num_distractors: int,
            distractor_length: int) -> dict[str, np.ndarray]:
-    """tokens [CHUNK, resolution^2] uint8, brightness stretched from 0 to 255 in each image, and labels [CHUNK]."""
+    """tokens [CHUNK, resolution^2] uint8, brightness stretched from 0 to 255 in each image, and labels [CHUNK]; ValueError
+    where next to no image has room for its contours."""
     found, count = [], 0
     while count < CHUNK:
         found.append(targets(generator, resolution, contour_length, seed_distance))
         count += len(found[-1][0])
+        if not any(len(part[0]) for part in found[-EMPTY:]) and len(found) >= EMPTY:
+            raise ValueError(f"pathfinder: none of {EMPTY * STARTS:,} images has room for two contours of {contour_length} "
+                             f"paddles; resolution {resolution} is too small, or contour_length too large")
     mask, pivots, degrees = (np.concatenate(part)[:CHUNK] for part in zip(*found))
     canvas = np.zeros(mask.shape, np.float32)
     for snake in (0, 1):
@@ -223,8 +228,11 @@ def images(generator, *, resolution: int, contour_length: int, seed_distance: in
 
 
 def generate(spec: dict, *, num_workers: int = 1) -> Task:
-    """Draw the task; ValueError where the window has no room for the first paddles."""
+    """Draw the task; ValueError where the window has no room for what is to be drawn."""
     settings = {key: spec[key] for key in OPTIONS if key != "num_dev"}
+    for key in ("contour_length", "seed_distance", "distractor_length"):
+        if spec[key] < 1:
+            raise ValueError(f"pathfinder: {key}: got {spec[key]}; allowed: from 1 on")
     largest = (spec["resolution"] - 4) // 4  # targets begin in the middle, twice as far from the edge as from each other
     if spec["seed_distance"] > largest:
         raise ValueError(f"pathfinder: seed_distance: got {spec['seed_distance']}; allowed for the resolution "
@@ -234,7 +242,6 @@ def generate(spec: dict, *, num_workers: int = 1) -> Task:
                           num_workers=num_workers, label=f"pathfinder, {CHUNK} each").arrays
     tokens, labels = (drawn[key].reshape(-1, *drawn[key].shape[2:])[:total] for key in ("tokens", "labels"))
     samples = Sequences.of_one_length(tokens, labels)
-    train, dev = spec["num_train"], spec["num_train"] + spec["num_dev"]
     card = {"label": LABEL, "split": "drawn independently", "source": "generated", "rejected": None,
             "solver": settings | {"seed": spec["seed"]}}
-    return Task("pathfinder", samples[:train], samples[train:dev], samples[dev:], NUM_SYMBOLS, NUM_CLASSES, card)
+    return Task("pathfinder", *divided(samples, spec), NUM_SYMBOLS, NUM_CLASSES, card)

@@ -104,7 +104,8 @@ class Task:
     def provenance(self) -> dict:
         """What a record says about its data."""
         return {"name": self.name, "source": self.card["source"], "split": self.card["split"],
-                "dev_is_test": self.dev_is_test, "num_test": len(self.test), "fingerprint": self.fingerprint}
+                "dev_is_test": self.dev_is_test, "num_dev": len(self.dev), "num_test": len(self.test),
+                "fingerprint": self.fingerprint}
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -116,6 +117,13 @@ class Task:
                 state.update(f"{name}/{key} {array.shape}".encode())
                 state.update(np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<")))
         return state.hexdigest()
+
+
+def divided(samples: Sequences, spec: dict) -> tuple[Sequences, Sequences, Sequences]:
+    """spec["num_train"] samples to train on, the num_dev behind them, and the rest to test on; with num_dev 0 that is dev."""
+    train, dev = spec["num_train"], spec["num_train"] + spec["num_dev"]
+    test = samples[dev:]
+    return samples[:train], samples[train:dev] if spec["num_dev"] else test, test
 
 
 def check_counts(paths: Sequence[Path], splits: Sequence[Sequences], expected: Sequence[int]) -> None:

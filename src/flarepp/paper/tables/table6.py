@@ -21,7 +21,7 @@ PAPERS_ALONE = "the paper's own numbers, none of this project"
 QUOTED = "the paper quotes this row from other studies, it did not train it in its backbone"
 Columns = list[tuple[str, str, Callable]]
 BASELINE = "majority"  # what a mixer must beat to have learned anything,
-MARGIN = 2  # by that many standard errors of the choice of test samples
+MARGIN = 2  # by that many standard errors of the choice of samples
 NOTHING_LEARNED = f"not above the majority class by {MARGIN} standard errors on any task"
 RANKED = (
     " Best ranked value bold, second underlined; values that agree in the digits shown are ranked equal. The average is that of"
@@ -65,8 +65,9 @@ def _frame(records: pandas.DataFrame) -> pandas.DataFrame:
     frame["paper"], frame["paper_source"] = ([quote[part] for quote in quotes] for part in (0, 1))
     frame["paper_value"] = pandas.to_numeric(frame["paper"], errors="coerce").astype(float)
     frame["difference"] = frame["mean"] - frame["paper_value"]
-    least = {row.dataset: row.mean + MARGIN * _standard_error(row.mean, row.num_test)
-             for row in frame[(frame["model"] == BASELINE) & (frame["dataset"] != AVERAGE)].dropna(subset="mean")[["dataset", "mean", "num_test"]].itertuples()}
+    baseline = frame[(frame["model"] == BASELINE) & (frame["dataset"] != AVERAGE)].dropna(subset="mean")
+    least = {task: mean + MARGIN * _standard_error(mean, samples)
+             for task, mean, samples in zip(baseline["dataset"], baseline["mean"], baseline["num_samples"])}  # fmt: skip
     above = pandas.Series([value > least.get(task, -math.inf) for value, task in zip(frame["mean"], frame["dataset"])], dtype=bool)
     anywhere = above[frame["dataset"] != AVERAGE].groupby(frame["model"]).any()
     frame["above_majority"] = above.where(frame["dataset"] != AVERAGE, frame["model"].map(anywhere)).astype(bool)
@@ -84,7 +85,7 @@ def _all_of_the_papers(tasks: list[str]) -> bool:
 
 
 def _standard_error(percent: float, samples: float) -> float:
-    """Of an accuracy in %, from the choice of test samples, in points."""
+    """Of an accuracy in %, from the choice of samples, in points."""
     return math.sqrt(percent * (100 - percent) / samples)
 
 
@@ -95,7 +96,8 @@ def _average(group: pandas.DataFrame, tasks: list[str]) -> dict:
     return group.iloc[0].to_dict() | {
         "dataset": AVERAGE, "dataset_label": AVERAGE, "mean": good["mean"].mean() if complete else math.nan, "std": math.nan,
         "n": int(good["n"].min()) if complete else 0, "status": "ok" if complete else "incomplete", "failed": "",
-        "data_source": "", "parameters": math.nan, "dev_is_test": None, "num_test": math.nan, "runs": tuple(chain(*good["runs"])) if complete else (),
+        "data_source": "", "parameters": math.nan, "dev_is_test": None, "num_samples": math.nan,
+        "runs": tuple(chain(*good["runs"])) if complete else (),
     }  # fmt: skip
 
 
@@ -128,7 +130,7 @@ def _label(group: pandas.DataFrame, notes: Notes) -> Cell:
     said += [QUOTED] if first["paper_source"] == "quoted" else []
     learned = first["role"] == "trivial" or tried.empty or tried["above_majority"].any()
     said += [] if learned else [NOTHING_LEARNED]
-    return Cell(first["label"], marks=tuple(map(notes.mark, said)))
+    return Cell(first["label"], marks=tuple(sorted(map(notes.mark, said))))
 
 
 def _emphasis(rank) -> tuple[bool, bool]:
@@ -178,13 +180,14 @@ def _caption(frame: pandas.DataFrame, beside: str, scale: str) -> str:
     seeds = int(of_tasks["n"].max()) if len(of_tasks) else 0
     protocols = "; ".join(f"Protocol {sequences.WORDS[name]}." for name in frame["protocol"].unique())
     text += f" Scale: {scale}. Data: {_data_words(of_tasks)}. {protocols} n = {seeds} seed{'' if seeds == 1 else 's'}"
-    text += f"{', mean ± standard deviation' if seeds > 1 else ''}.{RANKED} What does not beat the majority class by {MARGIN} standard errors is not ranked."
+    text += f"{', mean ± standard deviation' if seeds > 1 else ''}.{RANKED}"
+    text += f" What does not beat the majority class by {MARGIN} standard errors is not ranked."
     ran = of_tasks[(of_tasks["role"] != "trivial") & (of_tasks["n"] > 0)]
     shared = ran.loc[ran["dev_is_test"].eq(True), "dataset_label"].unique()
     text += f" On {' and '.join(shared)} the dev split is the test split." if len(shared) else ""
-    means = ran.groupby("dataset_label", sort=False).agg({"mean": "mean", "num_test": "first"})
+    means = ran.groupby("dataset_label", sort=False).agg({"mean": "mean", "num_samples": "first"})
     spreads = [f"{_standard_error(mean, number):.1f} on {label} (n = {number:,.0f})" for label, mean, number in means.itertuples()]
-    text += f" One standard error of the choice of test samples, in points: {', '.join(spreads)}." if spreads else ""
+    text += f" One standard error of the choice of samples, in points: {', '.join(spreads)}." if spreads else ""
     tail = {"both": " The last columns are the paper's own numbers.", "ours": ""}
     return text + tail.get(beside, " The last columns say by how many points our accuracy lies above the paper's own.")
 
