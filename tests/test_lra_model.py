@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import dataclasses
 
 import h5py
 import numpy as np
@@ -208,6 +209,19 @@ def test_a_run_learns_and_leaves_a_record(spec, data, tmp_path):
     weights = load_file(tmp_path / "run" / "model.safetensors")
     assert {name.partition("/")[0] for name in weights} == {"last", "ema"}
     assert result["provenance"]["dataset"]["fingerprint"] == sequences.read(data).fingerprint
+
+
+def test_the_dev_split_selects_and_the_test_split_is_shown(spec, tmp_path):
+    task = toy()
+    dev = Sequences(task.dev.tokens, task.dev.lengths, 1 - task.dev.labels)  # what is learned is wrong there
+    sequences.write(dataclasses.replace(task, dev=dev), tmp_path / "toy.h5")
+    spec["training"] |= {"steps": 120, "num_evaluations": 12}
+    metrics = classify.classify(spec, tmp_path / "toy.h5", tmp_path / "run")["metrics"]
+    assert metrics["dev_last"] < 0.2 and metrics["last"] > 0.8
+    assert metrics["selected_step"] < 120 and metrics["selected"] < metrics["last"] and metrics["dev_selected"] > metrics["dev_last"]
+    with open(tmp_path / "run" / "history.csv") as stream:
+        (row,) = [row for row in csv.DictReader(stream) if row["step"] == str(metrics["selected_step"])]
+    assert (float(row["test_last"]), float(row["dev_last"])) == (metrics["selected"], metrics["dev_selected"])
 
 
 def test_the_same_spec_gives_the_same_bits_also_after_a_kill(spec, data, tmp_path, monkeypatch):

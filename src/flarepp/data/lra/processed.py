@@ -119,7 +119,7 @@ def load(path: Path) -> list:
     except Exception as error:  # a damaged pickle raises whatever its parser raises
         raise ValueError(f"{path}: not a pickle of arrays ({type(error).__name__}: {error})") from None
     if not isinstance(rows, list) or not rows:
-        raise ValueError(f"{path}: expected a list of samples, got {type(rows).__name__}")
+        raise ValueError(f"{path}: expected a list of samples, got {'an empty one' if rows == [] else type(rows).__name__}")
     return rows
 
 
