@@ -12,9 +12,11 @@ import sys
 from snakemake.utils import min_version
 
 min_version("9.0")
-sys.path.insert(0, os.path.join(workflow.basedir, "src"))
+SOURCE = os.path.join(workflow.basedir, "src")
+sys.path.insert(0, SOURCE)
+os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH")))))  # of the jobs
 
-from flarepp import spec
+from flarepp import events, spec, status
 
 
 configfile: "config.yaml"
@@ -33,6 +35,6 @@ rule all:
     input:
         [getattr(rules, name).output for name in (*TABLES, *FIGURES, *OF_DATA, "ledger", "paper_pdf")],
         f"{RESULTS}/records.csv",
-        expand("{run}/{name}", run=PLAN.trained, name=RUN_FILES),
+        [left_by(run) for run in PLAN.trained],
         expand("{run}/metrics.json", run=[*PLAN.predictors, *PLAN.scaling, *COST_CELLS]),
         expand(f"{RESULTS}/data/{{dataset}}.{{kind}}", dataset=[*PLAN.datasets, *PLAN.tasks], kind=["h5", "json"]),

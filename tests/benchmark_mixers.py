@@ -17,13 +17,13 @@ import sys
 import time
 
 import torch
-from reference import TWINS
 from torch import nn
 from tqdm import tqdm
 
 from flarepp.losses import training_loss
 from flarepp.models import build_model
 from flarepp.optimise import build_optimiser, optimiser_step
+from reference import TWINS
 
 CHANNELS, HEADS, LATENTS, LEAST = 128, 8, 128, 0.97
 WANTED = {("flare", 7225): 1.6, ("flarepp", 7225): 2.0}

@@ -19,13 +19,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from benchmark_cost import CHANNELS, HEADS, RATIO, gelu, linear, norm, plain_mlp
-from reference import TWINS
 from tqdm import tqdm
 
+from benchmark_cost import CHANNELS, HEADS, RATIO, gelu, linear, norm, plain_mlp
 from flarepp.memory import keep_freed
 from flarepp.mixers import build_mixer
 from flarepp.models import build_model
+from reference import TWINS
 
 MIXERS, MOST = ("transolver", "transolverpp", "transolver3"), 0.7
 

@@ -207,7 +207,8 @@ def architecture(golden: Golden, name: str, names, options: dict):
 
 def perceiver_io(golden: Golden):
     same = ("in_dim", "out_dim", "channel_dim", "num_heads", "num_blocks", "num_latents")
-    return architecture(golden, "perceiver_io", PERCEIVER_NAMES, {key: key for key in same} | {"ffn_ratio": "mlp_ratio", "init_std": INIT_STD})
+    options = {key: key for key in same} | {"ffn_ratio": "mlp_ratio", "init_std": INIT_STD}
+    return architecture(golden, "perceiver_io", PERCEIVER_NAMES, options)
 
 
 def set_transformer(golden: Golden):

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import UNFUSED, Recorder
-from reference import attention as twin
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from flarepp import attention
 from flarepp.attention import attend, attend_with_lse, kernel_for, merge_shards
+from reference import UNFUSED, Recorder
+from reference import attention as twin
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 SCALE = 0.6

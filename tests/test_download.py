@@ -21,10 +21,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from server import Fault, Server
 
 from flarepp.data import archive, darcy, download, elasticity, names, prepare, store, transfer
 from flarepp.record import read_json, sha256
+from server import Fault, Server
 
 REPO, MIRROR = "someone/fields", "else/mirror"
 DARCY = {"num_train": 3, "num_test": 2, "resolution": 5, "solver_resolution": 9, "seed": 0}

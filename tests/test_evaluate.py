@@ -332,7 +332,7 @@ def test_a_spec_edited_after_training_is_refused(main, run_dir):
     (lambda r: r.update(status="fine"), "not the record of a run"),
     (lambda r: r["metrics"].pop("ema"), "not the record of a run"),
     (lambda r: r["metrics"].update(last="0.5"), "not the record of a run"),
-    (lambda r: r["metrics"].update(last=float("nan")), "not the record of a run"),
+    (lambda r: r["metrics"].update(last=float("nan")), "it has the number NaN"),
     (lambda r: r.update(provenance=None), "not the record of a run"),
     (lambda r: r["provenance"].update(versions="2.0"), "not the record of a run"),
     (lambda r: r["spec"].pop("training"), "another spec")])

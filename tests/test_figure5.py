@@ -14,8 +14,8 @@ import yaml
 
 from flarepp import __main__, record, spec
 from flarepp.paper import consistency, cost, deviations, ledger, quoted, scaling, style, typeset
-from flarepp.paper.rules import steps
 from flarepp.paper.figures import figure5
+from flarepp.paper.rules import steps
 from flarepp.paper.tables import figure5_cells, operations
 
 LABELS = {"full": "Full self-attention", "transolver": "Transolver", "transolverpp": "Transolver++",
@@ -52,8 +52,8 @@ def counted(model, tokens, latents) -> float:
     """Multiply-adds of a mixer per block and token."""
     width, rank = 128, latents or 0
     return {"full": 4 * width**2 + 2 * tokens * width, "transolver": 3 * width * (width + rank),
-            "transolver3": 24 * rank * width, "transolverpp": 2 * width**2 + 4 * rank * width + 8 * rank, "flare": 3 * width**2 + 4 * rank * width,
-            "flarepp": 5 * width**2 + 6 * rank * width}[model]  # fmt: skip
+            "transolver3": 24 * rank * width, "transolverpp": 2 * width**2 + 4 * rank * width + 8 * rank,
+            "flare": 3 * width**2 + 4 * rank * width, "flarepp": 5 * width**2 + 6 * rank * width}[model]  # fmt: skip
 
 
 def measured(model, tokens, latents) -> dict:
@@ -138,11 +138,12 @@ def on_one_rank(size=LARGE, *, memory=None, **changes) -> list[dict]:
                     "device": DEVICES[size["device_type"]],
                     "device_type": size["device_type"],
                 }
-                record.write_record({"status": "ok", "metrics": metrics, "spec": each, "provenance": origin}, folder)
+                record.write_record({"status": "ok", "message": "", "metrics": metrics, "spec": each, "provenance": origin}, folder)
                 record.write_json(each, folder / "spec.json")
                 entries.append({"run": str(folder), "spec": record.digest(each), "dataset": "", "dataset_label": "",
                                 "model": model, "label": LABELS[model], "role": "ranked",
-                                "num_blocks": each["model"]["num_blocks"], "num_latents": latents, "num_tokens": tokens, "num_ranks": 1, "precision": settings["precision"], "seed": 0})  # fmt: skip
+                                "num_blocks": each["model"]["num_blocks"], "num_latents": latents, "num_tokens": tokens,
+                                "num_ranks": 1, "precision": settings["precision"], "seed": 0})  # fmt: skip
     return entries
 
 
@@ -346,7 +347,7 @@ def captured(monkeypatch, module, frame: pandas.DataFrame) -> list[list]:
 
 def test_every_measured_number_names_its_runs(monkeypatch):
     frame = records(flare_1024_64={"peak_memory_mb": 0.0}, transolver3_65536_64=GONE)
-    own, flare = ("results/quick/runs/figure5/{}/N65536".format(line) for line in ("flarepp/M64-fp32", "flare/M64-fp32"))
+    own, flare = (f"results/quick/runs/figure5/{line}/N65536" for line in ("flarepp/M64-fp32", "flare/M64-fp32"))
     rows = {row[0].text + row[1].text: row for row in captured(monkeypatch, operations, frame)}
     counted = rows["FLARE++64"]
     assert [cell.runs for cell in counted] == [(), (), (), (), (own,), (own, flare), (), (), ()]

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reference import TWINS
 
 import flarepp
 from flarepp.mixers import build_mixer
+from reference import TWINS
 
 SCRIPT = Path(__file__).with_name("check_goldens.py")
 GOLDENS = Path(__file__).with_name("goldens")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import h5py
 import pytest
-from folders import leave
 
 from flarepp import __main__, record
 from flarepp.data import store
+from folders import leave
 
 ERRORS = {"full": 0.05, "flare": 0.0625, "flarepp": 0.03125, "transolver": 0.125}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy
 import pandas
 import pytest
-from test_paper import c_mesh, o_grid, pipe_mesh
 
 from flarepp.paper import claims, consistency, deviations, further, ledger, location, quoted
 from flarepp.record import COLUMNS, write_predictions, write_record
+from test_paper import c_mesh, o_grid, pipe_mesh
 
 IDS = """
 t1.best t1.vs_flare t1.vs_t3 t1.vs_full t1.t3_vs_t t1.settransformer t1.workspace f3.cells f3.depth.elasticity f3.depth.darcy

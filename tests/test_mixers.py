@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 import torch
-from reference import TWINS, UNFUSED, Recorder, normalise, normalised
 from torch import nn
 
 from flarepp import slices
@@ -16,6 +15,7 @@ from flarepp.layers import NORMS, ResidualLinear, project
 from flarepp.mixers import build_mixer, mixer_names, transolver3
 from flarepp.models import build_model
 from flarepp.slices import gumbel, rowwise
+from reference import TWINS, UNFUSED, Recorder, normalise, normalised
 
 CHANNELS, HEADS, LATENTS, TOKENS = 12, 3, 4, 9
 RANDOM = {"eval_noise"}  # switches that make a mixer's output random

@@ -9,13 +9,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import Recorder
 from torch import nn
 
 from flarepp.kernels import RandomFeatures, iterative_inverse, largest_of_head, orthogonal_features, product, real_tokens
 from flarepp.layers import zero_padding
 from flarepp.mixers import build_mixer, cosformer, favor_pp, nystromformer, skyformer
 from flarepp.operations import evaluate, mixer_multiply_adds
+from reference import Recorder
 
 CHANNELS, HEADS, TOKENS = 12, 3, 9
 WIDTH = CHANNELS // HEADS

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import Recorder
-from test_attention import cuda_numbers  # noqa: F401
 
 from flarepp import patterns
 from flarepp.attention import attend_with_lse
 from flarepp.mixers import build_mixer, reformer, sinkhorn
 from flarepp.operations import evaluate, mixer_multiply_adds
 from flarepp.patterns import attend_where
+from reference import Recorder
+from test_attention import cuda_numbers  # noqa: F401
 
 CHANNELS, HEADS, WIDTH, LONGEST = 12, 3, 4, 40
 FP64 = torch.float64

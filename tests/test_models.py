@@ -7,13 +7,13 @@ import math
 
 import pytest
 import torch
-from reference import UNFUSED, Recorder, exact_gelu, heads, linear, normalise
-from test_mixers import lively, relative, tokens, twin_mlp
 from torch import nn
 
 from flarepp.layers import LayerNorm
 from flarepp.models import build_model
 from flarepp.models.gnot import LinearAttention, lattice_distances
+from reference import UNFUSED, Recorder, exact_gelu, heads, linear, normalise
+from test_mixers import lively, relative, tokens, twin_mlp
 
 IN, OUT, CHANNELS, HEADS, BLOCKS, GRID = 3, 2, 12, 4, 2, (3, 5)
 TOKENS = GRID[0] * GRID[1]

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from reference import TWINS
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,6 +14,7 @@ from flarepp.layers import NORMS
 from flarepp.mixers import build_mixer, mixer_names
 from flarepp.models import build_model
 from flarepp.operations import UNCOUNTED, evaluate, mixer_multiply_adds, model_multiply_adds
+from reference import TWINS
 
 SIZES = [{"C": 12, "H": 3, "M": 5}, {"C": 32, "H": 4, "M": 24}, {"C": 128, "H": 8, "M": 64}]
 TILED, COUNTS = {"tile": 40}, (40, 100)

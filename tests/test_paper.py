@@ -14,9 +14,9 @@ import yaml
 
 from flarepp import __main__, record, spec
 from flarepp.paper import cells as averaging
-from flarepp.paper.rules import accuracy as rules
 from flarepp.paper import claims, consistency, deviations, fields, ledger, quoted, settings, style, typeset
 from flarepp.paper.figures import error_distribution, figure2, figure4, figure6, figure7, figure8, figure9, learning_curves
+from flarepp.paper.rules import accuracy as rules
 from flarepp.paper.tables import table1, table3, table4, table5
 from flarepp.record import COLUMNS, read_case, read_json, read_predictions, read_run, write_predictions, write_record
 
@@ -829,7 +829,7 @@ def test_a_block_shows_what_only_the_source_has_otherwise(tmp_path):
 
 def test_a_deliberate_difference_is_called_one(tmp_path):
     records = at_paper_scale(frame(entry("darcy", "gnot", 0.1)), tmp_path / "runs", model__as_published=False)
-    for name, table in (("table4", table4), ("table5", table5)):
+    for table in (table4, table5):
         table.build(records, tmp_path, shown="last", compared="last", scale="paper")
     tidy = pandas.read_csv(tmp_path / "table4.csv", keep_default_na=False).set_index("key")
     assert tidy.loc["model.as_published", ["ours", "paper"]].tolist() == ["no", "yes (FLARE study)"]

@@ -23,9 +23,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from reference import attention as twin
-from test_attention import (FAKE, check_fused_call, efficient, efficient_backward, fake_context, fake_cuda,  # noqa: F401
-                            fake_inputs, flash, flash_backward, require)
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,6 +32,19 @@ from flarepp.losses import mean_squared_error, training_loss
 from flarepp.mixers import build_mixer, mixer_names
 from flarepp.models import build_model
 from flarepp.parallel import RankFailed, Ranks, Traffic, context_parallel, distributed_encode, join, launch, sync_gradients
+from reference import attention as twin
+from test_attention import (
+    FAKE,
+    check_fused_call,
+    efficient,
+    efficient_backward,
+    fake_context,
+    fake_cuda,  # noqa: F401
+    fake_inputs,
+    flash,
+    flash_backward,
+    require,
+)
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 TOLERANCES = {FP64: 1e-12, FP32: 1e-5, FP16: 2e-2, BF16: 2e-2}

@@ -23,7 +23,8 @@ from flarepp.record import read_records
 TABLES = ("table1", "table2", "table3", "table4", "table5", "table6", "figure3_cells", "operations", "figure5_cells")
 FIGURES = (*(f"figure{number}" for number in range(2, 10)), "learning_curves", "error_distribution")
 ARTEFACTS = [
-    *(f"results/smoke/{name}.{kind}" for name in (*(f"tables/{table}" for table in TABLES), "ledger") for kind in ("tex", "csv", "md", "html")),
+    *(f"results/smoke/{name}.{kind}" for name in (*(f"tables/{table}" for table in TABLES), "ledger")
+      for kind in ("tex", "csv", "md", "html")),
     *(f"paper_figures/smoke/{name}.{kind}" for name in FIGURES for kind in ("pdf", "png")), "results/smoke/records.csv",
     "results/smoke/consistency.csv", "paper_figures/smoke/paper.tex"]
 MODELS = ["full", "gnot", "transolver3", "flare", "flarepp"]
@@ -98,6 +99,31 @@ def test_records_hold_every_run_once_a_suite(copy, monkeypatch):
     assert not records.dropna(subset=["run"]).duplicated(["suite", "run", "metric"]).any()
     on_disk = {str(path.parent.relative_to(copy)) for path in copy.glob("results/smoke/runs/**/metrics.json")}
     assert set(records["run"].dropna()) == on_disk
+
+
+def test_an_archive_draws_the_same_elsewhere_without_training(copy, tmp_path, flarepp):
+    """Without its weights, with which `all` is content; the jobs that are due are those of the paper layer."""
+    clone, targets = tmp_path / "a clone", ("table1", "table3", "figure2")
+    for name in ("workflow", "src"):
+        shutil.copytree(copy / name, clone / name)
+    for name in ("Snakefile", "config.yaml"):
+        shutil.copy(copy / name, clone)
+    words = ("--results", "results/smoke", "--out", tmp_path / "smoke.tar.gz")
+    assert flarepp("archive", *words, cwd=copy).returncode == flarepp("import", tmp_path / "smoke.tar.gz", cwd=clone).returncode == 0
+    assert not [*clone.rglob("model.safetensors")]
+    due = planned(clone)
+    assert len(due) == 7 + len(TABLES) + len(FIGURES) + 2  # records, artefacts, ledger and document
+    assert not [job for job in due if re.match("(dataset|train|classify|trivial|scaling|cost) ", job)]
+    assert snakemake(clone, "--scheduler", "greedy", *targets).returncode == 0
+    made = [path.relative_to(copy) for name in targets for path in [*copy.glob(f"results/*/tables/{name}.*"),
+                                                                    *copy.glob(f"paper_figures/*/{name}.*")]]  # fmt: skip
+    for path in made:
+        ours = re.sub(b"<li>imported from: smoke.tar.gz, sha256 [0-9a-f]{64}</li>", b"", (clone / path).read_bytes())
+        assert ours == (copy / path).read_bytes(), path
+    assert len(made) == 10 and "imported from" in (clone / "results/smoke/tables/table1.html").read_text()
+    mixer = clone / "src/flarepp/mixers/flarepp.py"
+    mixer.write_text(mixer.read_text() + "\n# an edit\n")
+    assert trained(planned(clone)) == {run for run in all_runs(copy) if "/flarepp/" in run}
 
 
 def spent():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from flarepp import predictors, record, spec as planning
+from flarepp import predictors, record
+from flarepp import spec as planning
 from flarepp import train as training
 from flarepp.data import store
 

@@ -10,7 +10,6 @@ import pytest
 from flarepp import predictors, record
 from flarepp.data import store
 
-
 SPEC = {"scale": "quick", "dataset": {"name": "darcy"}, "model": {"name": "any"}}
 
 
@@ -23,7 +22,8 @@ def leave_run(folder, status="ok", source="generated", **metrics):
 
 def entry(run, **changes):
     return {"run": run, "spec": record.digest(SPEC), "dataset": "darcy", "dataset_label": "Darcy",
-            "model": "flare", "label": "FLARE", "role": "ranked", "num_blocks": 2, "num_latents": 16, "precision": "fp32", "seed": 0, "absent": None} | changes
+            "model": "flare", "label": "FLARE", "role": "ranked", "num_blocks": 2, "num_latents": 16,
+            "precision": "fp32", "seed": 0, "absent": None} | changes
 
 
 def test_records_keep_status_source_and_every_metric(tmp_path):

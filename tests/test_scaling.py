@@ -222,7 +222,8 @@ def test_records_of_cells(measured):
         record.write_json(spec, measured[name] / "spec.json")
         entries.append({"run": str(measured[name]), "spec": record.digest(spec), "dataset": "", "dataset_label": "",
                         "model": "flare", "label": "FLARE", "role": "ranked", "num_blocks": 1, "num_latents": 8,
-                        "num_tokens": spec["scaling"]["num_tokens"], "num_ranks": spec["scaling"]["num_ranks"], "precision": "fp32", "seed": 0, "absent": None})
+                        "num_tokens": spec["scaling"]["num_tokens"], "num_ranks": spec["scaling"]["num_ranks"],
+                        "precision": "fp32", "seed": 0, "absent": None})
     frame = record.records({"suite": "table2", "scale": "smoke", "entries": entries})
     assert dict(zip(frame["run"], frame["status"])) == {str(measured[name]): status for name, status in names.items()}
     assert set(frame["data_source"]) == {"random"}

@@ -183,11 +183,11 @@ def test_darcy_matrix_equals_its_definition():
     for i in range(1, 5):
         for j in range(1, 5):
             row = 4 * (i - 1) + j - 1
-            for k, l in ((i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)):
-                face = 25 * (nodal[i, j] + nodal[k, l]) / 2
+            for k, m in ((i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)):
+                face = 25 * (nodal[i, j] + nodal[k, m]) / 2
                 matrix[row, row] += face
-                if 1 <= k <= 4 and 1 <= l <= 4:
-                    matrix[row, 4 * (k - 1) + l - 1] -= face
+                if 1 <= k <= 4 and 1 <= m <= 4:
+                    matrix[row, 4 * (k - 1) + m - 1] -= face
     np.testing.assert_allclose(darcy.assemble(nodal).toarray(), matrix, rtol=1e-13, atol=1e-13)
 
 

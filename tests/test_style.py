@@ -1,12 +1,17 @@
-"""Figures can be read in grey and by the colour-blind, and their files stand alone."""
+"""Figures can be read in grey and by the colour-blind, and their files stand alone; sources keep to ruff, mypy and snakefmt."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
+import re
+import subprocess
+import sys
 
 import numpy
 import pytest
 
+from conftest import PROJECT
 from flarepp.paper import style
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB; "grey" is the luminance of sRGB.
@@ -86,3 +91,24 @@ def test_fonts_are_embedded_and_pixels_are_200_an_inch(tmp_path):
 
 def test_the_same_figure_has_the_same_bytes(tmp_path):
     assert draw(tmp_path / "first") == draw(tmp_path / "second")
+
+
+def other_versions(*packages: str) -> list[str]:
+    """Those of the packages that are not of the tested set of versions; a build for a device (+cpu) is."""
+    pinned = dict(re.findall(r"^([\w-]+)==([\w.]+)", (PROJECT / "envs/constraints.txt").read_text(), re.MULTILINE))
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return [f"{name} {version}" for name, version in found.items() if version.partition("+")[0] != pinned[name]]
+
+
+@pytest.mark.parametrize("words, said", [
+    (("ruff", "check", "src", "tests"), "All checks passed"),
+    (("snakefmt", "--check", "Snakefile", "workflow/rules"), "would be left unchanged"),
+    (("snakemake", "--lint"), "in a good condition"),
+    (("mypy", "--python-version", "3.11"), "no issues found"),
+], ids=lambda value: value[0] if isinstance(value, tuple) else "")  # fmt: skip
+def test_sources_are_clean(words, said):
+    """By the settings of pyproject.toml; mypy strictly, on the package, where types come from the tested versions."""
+    if words[0] == "mypy" and (others := other_versions("mypy", "numpy", "torch")):
+        pytest.skip(f"mypy: types come from other versions than those of envs/constraints.txt: {', '.join(others)}")
+    answer = subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, capture_output=True, text=True, timeout=300)
+    assert answer.returncode == 0 and said in answer.stdout + answer.stderr, answer.stdout + answer.stderr

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy
 import pytest
-from folders import MODELS, entry, leave
 
 from flarepp import record
 from flarepp.paper import style
 from flarepp.paper.figures import error_distribution, learning_curves
+from folders import MODELS, entry, leave
 
 FIGURES = [learning_curves, error_distribution]
 DATASETS = ("darcy", "pipe")

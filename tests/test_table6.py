@@ -141,7 +141,8 @@ STUDY = {
     "full": {
         ("model", "num_heads"): [8, 8, 4, 4, 8], ("model", "ffn_ratio"): [4, 4, 4, 2, 1], ("model", "num_blocks"): [4, 4, 4, 3, 4],
         ("model", "norm"): ["layernorm"] * 4 + ["rmsnorm"], ("model", "block_dropout"): [0, 0, 0, 0, 0.05],
-        ("model", "embedding_dropout"): [0, 0, 0, 0, 0.05], ("model", "head_dropout"): 0, ("model", "pooling"): ["mean", "cls", *["mean"] * 3],
+        ("model", "embedding_dropout"): [0, 0, 0, 0, 0.05], ("model", "head_dropout"): 0,
+        ("model", "pooling"): ["mean", "cls", *["mean"] * 3],
         ("training", "lr"): [5e-4, 1e-5, 5e-4, 1e-3, 6e-4], ("training", "weight_decay"): [1e-5, 1e-4, 1e-4, 5e-2, 1.5e-4],
         ("training", "batch_size"): [32, 32, 32, 32, 64], ("training", "clip_norm"): 1, ("training", "pct_start"): 0.1,
     },

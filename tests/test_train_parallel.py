@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # noqa: F401  AdamW loads it at its first step; forks of this process then need not
+import torch._dynamo  # AdamW loads it at its first step; forks of this process then need not
 
 from flarepp import evaluate, parallel, record
 from flarepp import train as training

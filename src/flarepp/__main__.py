@@ -9,7 +9,9 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from flarepp.errors import unknown
 
@@ -46,23 +48,28 @@ def data(arguments: argparse.Namespace) -> None:
 
 
 def presample(arguments: argparse.Namespace) -> None:
-    from flarepp.data import drivaerml, presample as full_data
+    from flarepp.data import drivaerml
+    from flarepp.data import presample as full_data
 
     full_data.presample(arguments.full, arguments.root / drivaerml.FOLDER, full_data.read_split(arguments.split))
 
 
 def train(arguments: argparse.Namespace) -> int:
+    from flarepp.processes import terminate_after
     from flarepp.record import read_json
     from flarepp.train import train_on_ranks
 
-    return on_ranks(train_on_ranks, read_json(arguments.spec), data_of(arguments), arguments.spec.parent)
+    terminate_after(arguments.minutes)
+    return on_ranks(train_on_ranks, read_json(arguments.spec), data_of(arguments), arguments.spec.parent, arguments.tensorboard)
 
 
 def classify(arguments: argparse.Namespace) -> None:
     from flarepp.classify import classify as run
+    from flarepp.processes import terminate_after
     from flarepp.record import read_json
 
-    show(run(read_json(arguments.spec), data_of(arguments), arguments.spec.parent))
+    terminate_after(arguments.minutes)
+    show(run(read_json(arguments.spec), data_of(arguments), arguments.spec.parent, arguments.tensorboard))
 
 
 def parallel(arguments: argparse.Namespace) -> int:
@@ -113,7 +120,7 @@ def cost_sweep(arguments: argparse.Namespace) -> None:
     sweep({path: run.spec for path, run in curves.items()}, entries, suite, out, arguments.minutes)
 
 
-def on_ranks(function, *words) -> int:
+def on_ranks(function: Callable, *words: Any) -> int:
     """Make a record with several processes and show it. Exit code 1: one of them failed."""
     from flarepp.parallel import RankFailed
 
@@ -163,7 +170,8 @@ def predictor(arguments: argparse.Namespace) -> None:
 
 
 def records(arguments: argparse.Namespace) -> None:
-    from flarepp.record import join_records, records as collect, write_records
+    from flarepp.record import join_records, write_records
+    from flarepp.record import records as collect
 
     if arguments.join:
         join_records(arguments.join, arguments.out)
@@ -188,6 +196,41 @@ def trace(arguments: argparse.Namespace) -> None:
     from flarepp.paper.trace import trace as lines
 
     print(lines(arguments.artefact, arguments.words, arguments.results))
+
+
+def plan(arguments: argparse.Namespace) -> None:
+    from flarepp.forecast import forecast, shown
+
+    laid_over = arguments.configfile, arguments.config, arguments.scale
+    found = forecast(arguments.targets, *laid_over, arguments.cores, arguments.device)
+    print(json.dumps(found, indent=1) if arguments.json else shown(found))
+
+
+def status(arguments: argparse.Namespace) -> None:
+    from flarepp.forecast import configuration
+    from flarepp.spec import expand
+    from flarepp.status import shown, states
+
+    plan = expand(configuration(arguments.configfile, arguments.config, arguments.scale))
+    print(shown(plan, states(plan)))
+
+
+def archive(arguments: argparse.Namespace) -> None:
+    from flarepp.archive import pack
+
+    print(pack(arguments.results, arguments.out, arguments.weights))
+
+
+def place(arguments: argparse.Namespace) -> None:
+    from flarepp.archive import place as run
+
+    print(run(arguments.archive, arguments.replace))
+
+
+def export(arguments: argparse.Namespace) -> None:
+    from flarepp.export import export as run
+
+    print(run(arguments.run_dir, arguments.out, arguments.weights))
 
 
 def document(arguments: argparse.Namespace) -> None:
@@ -238,7 +281,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m flarepp", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, function, help: str) -> argparse.ArgumentParser:
+    def verb(name: str, function: Callable, help: str) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name, help=help, description=help, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         sub.set_defaults(function=function)
         return sub
@@ -258,12 +301,30 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--full", type=Path, required=True, help="folder with run_<i>/boundary_<i>.vtp, or .npy files of theirs")
     sub.add_argument("--root", type=Path, default="data", help="folder of the published files, to write to")
     sub.add_argument("--split", type=Path, required=True, help='JSON file {"train": [run ids], "test": [run ids]}')
+    add_runs(verb)
+    sub = verb("records", records, "collect the metrics of a suite's runs into one tidy CSV, or join such files; "
+               "its digest is written beside it")
+    source = sub.add_mutually_exclusive_group()
+    source.add_argument("--plan", type=Path, help="JSON plan of the suite; by default read from standard input")
+    source.add_argument("--join", type=Path, nargs="+", metavar="CSV", help="records to put one behind the other")
+    sub.add_argument("--out", type=Path, required=True, help="CSV file to write; OUT.sha256 is its digest")
+    add_artefacts(verb)
+    add_overviews(verb)
+    add_travel(verb)
+    return top
+
+
+def add_runs(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """The verbs that make, measure or evaluate runs, by the function that adds one."""
     for name, function, help in (("train", train, "train one run from its spec.json; resumes from its checkpoint"),
                                  ("classify", classify, "train one of the Long Range Arena; resumes from its checkpoint"),
                                  ("predictor", predictor, "evaluate one trivial predictor from its spec.json")):
         sub = verb(name, function, help)
         sub.add_argument("spec", type=Path, help="spec.json; the record is written beside it")
         sub.add_argument("--data", type=Path, help="dataset file; by default that of the same results folder")
+        if name != "predictor":
+            sub.add_argument("--minutes", type=float, default=0, help="stop after so many, with a checkpoint; 0: never")
+            sub.add_argument("--tensorboard", action="store_true", help="leave event files for TensorBoard beside the record")
     sub = verb("parallel", parallel, "measure time and memory of a step whose tokens several ranks share, from a spec.json of the "
                "scaling experiment; starts the ranks itself")
     sub.add_argument("spec", type=Path, help="spec.json; the record, metrics.json, is written beside it")
@@ -284,17 +345,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--data", type=Path, help="dataset file to evaluate on, seen through the run's normalisers; by default "
                      "that of the same results folder")
     sub.add_argument("--out", type=Path, help="folder for predictions.h5 and metrics.json; by default RUN_DIR/evaluation")
-    sub = verb("records", records, "collect the metrics of a suite's runs into one tidy CSV, or join such files; "
-               "its digest is written beside it")
-    source = sub.add_mutually_exclusive_group()
-    source.add_argument("--plan", type=Path, help="JSON plan of the suite; by default read from standard input")
-    source.add_argument("--join", type=Path, nargs="+", metavar="CSV", help="records to put one behind the other")
-    sub.add_argument("--out", type=Path, required=True, help="CSV file to write; OUT.sha256 is its digest")
-    add_artefacts(verb)
-    return top
 
 
-def add_artefacts(verb) -> None:
+def add_artefacts(verb: Callable[..., argparse.ArgumentParser]) -> None:
     """The verbs of the paper layer, by the function that adds one."""
     for name, help in (("table", "write a table as .tex, .csv, .md, .html"), ("figure", "draw one figure as .pdf and .png"),
                        ("ledger", "judge every claim of the paper")):
@@ -327,6 +380,41 @@ def add_artefacts(verb) -> None:
     sub.add_argument("--captions", type=Path, default="workflow/report", help="folder of the figures' captions, <name>.rst")
     sub.add_argument("--out", type=Path, required=True, help="folder to write to")
     sub.add_argument("--scale", required=True, help="scale of the runs, named in title and captions")
+
+
+def add_overviews(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """The verbs that look at the whole of a scale, by the function that adds one."""
+    for name, function, help in (
+            ("plan", plan, "show what would run, which of it is done, and the time, memory and disk it takes here; runs nothing "
+             "but short measurements, which it keeps"),
+            ("status", status, "show what is done, runs, stopped or is missing at this moment, and the time that is left")):
+        sub = verb(name, function, help)
+        sub.add_argument("--scale", help="scale, by default that of the configuration")
+        sub.add_argument("--configfile", type=Path, nargs="+", default=[], help="as for snakemake: laid over config.yaml")
+        sub.add_argument("--config", nargs="+", default=[], metavar="KEY=VALUE", help="as for snakemake: laid over those")
+        if name == "plan":
+            sub.add_argument("targets", nargs="*", metavar="TARGET", help="as snakemake takes them: table1, figure5, a file; "
+                             "by default all")
+            sub.add_argument("--cores", type=int, help="cores that snakemake would be given, by default all")
+            sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where runs would run")
+            sub.add_argument("--json", action="store_true", help="everything, for each job too, as JSON")
+
+
+def add_travel(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """The verbs by which results leave and enter a project, by the function that adds one."""
+    sub = verb("archive", archive, "pack finished runs, their datasets, and what was drawn from them, with checksums")
+    sub.add_argument("--results", type=Path, default="results/quick", help="results folder of a scale, or one of results/reference")
+    sub.add_argument("--out", type=Path, required=True, help=".tar.gz to write; the same results give the same bytes")
+    sub.add_argument("--weights", action="store_true", help="also pack the weights, for `evaluate` and `export`")
+    sub = verb("import", place, "make the results in an archive usable here, verified, without training")
+    sub.add_argument("archive", type=Path, help=".tar.gz that `archive` wrote")
+    sub.add_argument("--replace", action="store_true", help="let its runs replace those here that differ, also their weights, of "
+                     "which it may have none")
+    sub = verb("export", export, "write a finished run as a folder for the Hugging Face hub: weights, configuration, model card; "
+               "uploads nothing")
+    sub.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run")
+    sub.add_argument("--out", type=Path, required=True, help="new folder")
+    sub.add_argument("--weights", choices=("last", "ema"), default="last", help="those that are loaded by default; both are in it")
 
 
 def in_words(error: OSError, arguments: argparse.Namespace) -> str:

@@ -12,6 +12,8 @@ B batch, H heads, M queries, N keys, D head width.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +23,16 @@ from torch.autograd.function import once_differentiable
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 WIDEST_FLASH_HEAD = 248
+Attended = tuple[Tensor, Tensor, tuple]  # out, lse, what else the backward pass needs
+Gradients = tuple[Tensor, Tensor, Tensor]  # of q, k, v
 
 
 def kernel_for(device_type: str, dtype: torch.dtype, head_dim: int, masked: bool) -> str:
     """Name the kernel that serves these inputs: "cpu_flash", "cuda_flash", "cuda_efficient" or "unfused".
 
     CUDA flash takes half precision without a mask and head widths up to 248 (its limit is 256, and the gradient of lse adds 8
-    channels); memory-efficient takes the rest of FP16, BF16 and FP32. "unfused" is FP64 on CUDA, which no fused kernel takes: it stores [M, N] and serves only exactness checks.
+    channels); memory-efficient takes the rest of FP16, BF16 and FP32. "unfused" is FP64 on CUDA, which no fused kernel takes:
+    it stores [M, N] and serves only exactness checks.
     Raises ValueError for a device or dtype that no kernel takes.
     """
     if dtype not in (*HALF, torch.float32, torch.float64):
@@ -41,45 +46,49 @@ def kernel_for(device_type: str, dtype: torch.dtype, head_dim: int, masked: bool
     return "cuda_flash" if dtype in HALF and not masked and head_dim <= WIDEST_FLASH_HEAD else "cuda_efficient"
 
 
-def _cpu_flash(q, k, v, bias, scale):
+def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Attended:
     return *aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=scale), ()
 
 
-def _cpu_flash_backward(grad, q, k, v, bias, out, lse, extra, scale):
+def _cpu_flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+                        extra: tuple, scale: float) -> Gradients:
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
 
 
-def _cuda_flash(q, k, v, bias, scale):
+def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Attended:
     out, lse, *extra = aten._scaled_dot_product_flash_attention(q, k, v, scale=scale)
     return out, lse, (*extra[:2], *extra[4:6])  # cumulative lengths of queries and keys, philox seed and offset
 
 
-def _cuda_flash_backward(grad, q, k, v, bias, out, lse, extra, scale):
+def _cuda_flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+                         extra: tuple, scale: float) -> Gradients:
     queries, keys, seed, offset = extra
     return aten._scaled_dot_product_flash_attention_backward(
         grad, q, k, v, out, lse.contiguous(), queries, keys, q.shape[2], k.shape[2], 0.0, False, seed, offset, scale=scale)
 
 
-def _cuda_efficient(q, k, v, bias, scale):
+def _cuda_efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Attended:
     out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(
         q, k, v, _full_bias(bias, q, k), compute_log_sumexp=True, scale=scale)
     return out, lse[..., : q.shape[2]], (seed, offset)  # the kernel pads lse along M to a multiple of 32
 
 
-def _cuda_efficient_backward(grad, q, k, v, bias, out, lse, extra, scale):
+def _cuda_efficient_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+                             extra: tuple, scale: float) -> Gradients:
     wanted = [True, True, True, False]
     padded = F.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)
     return aten._scaled_dot_product_efficient_attention_backward(
         grad, q, k, v, _full_bias(bias, q, k), out, padded, *extra, 0.0, wanted, scale=scale)[:3]
 
 
-def _unfused(q, k, v, bias, scale):
+def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Attended:
     scores = scale * q @ k.transpose(-1, -2) + (0 if bias is None else bias)  # [B, H, M, N]
     return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1), ()
 
 
-def _unfused_backward(grad, q, k, v, bias, out, lse, extra, scale):
+def _unfused_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+                      extra: tuple, scale: float) -> Gradients:
     scores = scale * q @ k.transpose(-1, -2) + (0 if bias is None else bias)  # [B, H, M, N]
     weights = torch.exp(scores - lse[..., None])
     d_scores = weights * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
@@ -114,13 +123,14 @@ def _mask_bias(key_mask: Tensor, dtype: torch.dtype) -> Tensor:
     return bias.masked_fill(~attended, -math.inf)[:, None, None, :]
 
 
-def _forward(q, k, v, key_mask, scale):
+def _forward(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> Attended:
     bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
     kernel = kernel_for(q.device.type, q.dtype, q.shape[-1], key_mask is not None)
     return KERNELS[kernel][0](q, k, v, bias, scale)
 
 
-def _backward(grad_out, q, k, v, key_mask, out, lse, extra, scale):
+def _backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, out: Tensor, lse: Tensor,
+              extra: tuple, scale: float) -> Gradients:
     bias = None if key_mask is None else _mask_bias(key_mask, q.dtype)
     if key_mask is not None:  # where there is no real key, P = 0
         lse = lse.masked_fill(~key_mask.any(-1)[:, None, None], math.inf)
@@ -189,19 +199,19 @@ def _repeat(tensor: Tensor, parts: int) -> Tensor:
     return tensor if parts == 1 else tensor.repeat_interleave(parts, 0)
 
 
-def _total(pieces: list[tuple[Tensor, int]]) -> Tensor:
+def _total(pieces: Sequence[tuple[Tensor, int]]) -> Tensor:
     """Sum over all parts of all spans, [B * parts, ...] each -> [B, ...], in FP32 or better."""
     dtype = torch.promote_types(pieces[0][0].dtype, torch.float32)
     return sum(tensor.unflatten(0, (-1, parts)).sum(1, dtype=dtype) for tensor, parts in pieces).to(pieces[0][0].dtype)
 
 
-def _joined(pieces: list[tuple[Tensor, int]]) -> Tensor:
+def _joined(pieces: Sequence[tuple[Tensor, int]]) -> Tensor:
     """The spans in a row again, [B, H, N, ...]."""
     whole = [_unfold(tensor, parts) for tensor, parts in pieces]
     return whole[0] if len(whole) == 1 else torch.cat(whole, 2)
 
 
-def fused_forward(q, k, v, key_mask, scale) -> tuple[Tensor, Tensor, tuple]:
+def fused_forward(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> Attended:
     """Fused kernels, outside any graph: out [B, H, M, D], lse [B, H, M], and what else their backward pass needs.
 
     Inputs as `prepared` leaves them, at least one key; a sample without a real key gets numbers that mean nothing.
@@ -219,7 +229,8 @@ def fused_forward(q, k, v, key_mask, scale) -> tuple[Tensor, Tensor, tuple]:
     return *merge_shards(outs, lses), extra
 
 
-def fused_backward(grad_out, q, k, v, key_mask, out, lse, extra, scale) -> tuple[Tensor, Tensor, Tensor]:
+def fused_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, out: Tensor, lse: Tensor,
+                   extra: tuple, scale: float) -> Gradients:
     """Gradients of q, k, v from fused kernels, with P = exp(scale * q k^T - lse) and dS = P * (G v^T - <G, out>).
 
     out and lse may be those over more keys than k holds: then dS is that of all of them (FLARE++, Section C.1).
@@ -232,12 +243,13 @@ def fused_backward(grad_out, q, k, v, key_mask, out, lse, extra, scale) -> tuple
     for span, parts in cut:
         rows, columns = (grad_out, q, out, lse), (k, v)
         if over_keys:
-            rows, columns = (_repeat(t, parts) for t in rows), (_fold(t, span, parts) for t in columns)
+            grad, queries, outs, logs = (_repeat(t, parts) for t in rows)
+            keys, values = (_fold(t, span, parts) for t in columns)
             mask = _fold_mask(key_mask, span, parts)
         else:
-            rows, columns = (_fold(t, span, parts) for t in rows), (_repeat(t, parts) for t in columns)
+            grad, queries, outs, logs = (_fold(t, span, parts) for t in rows)
+            keys, values = (_repeat(t, parts) for t in columns)
             mask = None if key_mask is None else _repeat(key_mask, parts)
-        (grad, queries, outs, logs), (keys, values) = rows, columns
         found.append([(t, parts) for t in _backward(grad, queries, keys, values, mask, outs, logs, extra, scale)])
     dq, dk, dv = zip(*found)
     return (_total(dq), _joined(dk), _joined(dv)) if over_keys else (_joined(dq), _total(dk), _total(dv))
@@ -251,7 +263,7 @@ class _FusedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, key_mask, scale):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         out, lse, ctx.extra = fused_forward(q, k, v, key_mask, scale)
         ctx.scale = scale
         ctx.save_for_backward(q, k, v, key_mask, out, lse)
@@ -260,7 +272,7 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out, grad_lse):
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_out is None and grad_lse is None:
             return (None,) * 5
         q, k, v, key_mask, out, lse = ctx.saved_tensors
@@ -300,7 +312,8 @@ def prepared(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[
     q = q if q.shape[0] == k.shape[0] else q.expand(k.shape[0], -1, -1, -1)
     if device == "cuda" and q.shape[-1] % 8:  # the CUDA kernels want multiples of 8; zero channels change nothing
         q, k, v = (F.pad(t, (0, -t.shape[-1] % 8)) for t in (q, k, v))
-    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    return q, k, v
 
 
 def without_keys(out: Tensor, lse: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -311,7 +324,8 @@ def without_keys(out: Tensor, lse: Tensor, key_mask: Tensor | None) -> tuple[Ten
     return out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -math.inf)
 
 
-def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None):
+def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float,
+                    key_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Fused attention and its log-sum-exp.
 
     q [B, H, M, D] (or batch 1, expanded), k and v [B, H, N, D], key_mask [B, N] bool, True = a real key. Returns out
@@ -325,7 +339,8 @@ def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: 
         everywhere = torch.ones((), dtype=torch.bool, device=q.device)
         out = q.masked_fill(everywhere, 0) + k.sum(2, keepdim=True) + v.sum(2, keepdim=True)
         return out[..., :head_dim], out.sum(-1, dtype=lse_dtype).masked_fill(everywhere, -math.inf)
-    out, lse = without_keys(*_FusedAttention.apply(q, k, v, key_mask, scale), key_mask)
+    out, lse = _FusedAttention.apply(q, k, v, key_mask, scale)
+    out, lse = without_keys(out, lse, key_mask)
     return (out if out.shape[-1] == head_dim else out[..., :head_dim]), lse  # a slice of all of it would cost a copy backward
 
 
@@ -342,7 +357,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | 
     return out if out.shape[-1] == q.shape[-1] else out[..., :q.shape[-1]]
 
 
-def merge_shards(outs, lses) -> tuple[Tensor, Tensor]:
+def merge_shards(outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor) -> tuple[Tensor, Tensor]:
     """Recombine attention over disjoint shards of the keys, exactly (FLARE++, Section C.1).
 
     outs: sequence of [B, H, M, D], lses: sequence of [B, H, M], one pair a shard, as `attend_with_lse` returns them.

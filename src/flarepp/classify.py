@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +26,32 @@ from tqdm import tqdm
 
 from flarepp import record
 from flarepp.data.lra import sequences
+from flarepp.events import event_writer
 from flarepp.losses import cross_entropy
 from flarepp.memory import keep_freed
 from flarepp.models import build_model
 from flarepp.optimise import Optimiser, build_optimiser, optimiser_step
-from flarepp.provenance import (check_sections, choose_device, code_digest, exclusive, is_out_of_memory, parameter_dtypes,
-                                peak_memory_mb)
-from flarepp.train import (HISTORY_ROWS, LEAST_LOSS_SCALE, Diverged, Progress, checkpoint_path, evaluation_draws,
-                           leave_record, provenance, restore_checkpoint, save_checkpoint)
+from flarepp.provenance import (
+    check_sections,
+    choose_device,
+    code_digest,
+    exclusive,
+    is_out_of_memory,
+    parameter_dtypes,
+    peak_memory_mb,
+)
+from flarepp.train import (
+    HISTORY_ROWS,
+    LEAST_LOSS_SCALE,
+    Diverged,
+    Progress,
+    checkpoint_path,
+    checkpoints,
+    evaluation_draws,
+    leave_record,
+    provenance,
+    restore_checkpoint,
+)
 
 ACCURACIES = ("dev_last", "dev_ema", "test_last", "test_ema")
 HISTORY = ("step", "lr", "loss", "grad_norm", "loss_scale", *ACCURACIES)
@@ -69,6 +88,7 @@ class Run:
     optimiser: Optimiser
     progress: Progress = field(default_factory=Progress)
     predicted: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    watch: Callable[[dict], None] = field(default=lambda row: None)  # called with every row of the history
 
     @property
     def model(self) -> nn.Module:
@@ -176,6 +196,7 @@ def add_history(run: Run, norm: Tensor, rate: float, evaluated: bool) -> None:
         run.say(f"step {progress.steps}: loss {row['loss']:.4g}, dev accuracy {row['dev_last']:.2%} "
                 f"(ema {row['dev_ema']:.2%}), {progress.seconds:.0f} s")
     progress.history.append(row)
+    run.watch(row)
     progress.loss_sum, progress.loss_count = 0.0, 0
 
 
@@ -190,19 +211,19 @@ def fit(run: Run, checkpoint: Path) -> None:
     steps, evaluations = training["steps"], training["num_evaluations"]
     marks = {round(steps * (index + 1) / evaluations) for index in range(evaluations)}
     interval = max(1, steps // HISTORY_ROWS)
-    started = saved = time.monotonic()
+    started = time.monotonic()
     before = progress.seconds
-    with tqdm(total=steps, initial=progress.steps, unit="step", disable=None) as bar:
+    for row in progress.history:  # of a resumed run
+        run.watch(row)
+    with checkpoints(run, checkpoint) as keep, tqdm(total=steps, initial=progress.steps, unit="step", disable=None) as bar:
         while progress.steps < steps:
-            reached, rate = progress.steps, run.optimiser.schedule.get_last_lr()[0]
+            reached, rate = progress.steps, float(run.optimiser.schedule.get_last_lr()[0])
             norm = training_step(run)
             bar.update(progress.steps - reached)
             progress.seconds = before + time.monotonic() - started
             if progress.steps > reached and (progress.steps in marks or progress.steps % interval == 0):
                 add_history(run, norm, rate, progress.steps in marks)
-            if time.monotonic() - saved >= training["checkpoint_seconds"]:
-                save_checkpoint(run, checkpoint)
-                saved = time.monotonic()
+            keep()
     if not run.predicted:  # resumed after the last step
         evaluate(run, "test")
 
@@ -226,6 +247,7 @@ def metrics_of(run: Run, succeeded: bool) -> dict:
     progress, accuracies = run.progress, {}
     if succeeded:
         end, best = progress.history[-1], selected(progress.history)
+        assert best is not None
         accuracies = {name.removeprefix("test_"): end[name] for name in ACCURACIES}
         accuracies |= {"selected": best["test_last"], "dev_selected": best["dev_last"], "selected_step": best["step"]}
     return accuracies | {
@@ -251,7 +273,7 @@ def leave_outputs(run: Run | None, task: sequences.Task, run_dir: Path, predicte
         file.attrs.update({"dataset": task.name, "data_source": task.card["source"]})
 
 
-def run_of(spec: dict, task: sequences.Task, run_dir: Path) -> tuple[Run | None, dict]:
+def run_of(spec: dict, task: sequences.Task, run_dir: Path, events: bool) -> tuple[Run | None, dict]:
     """Build and train; returns the run, None without memory for it, and the content of metrics.json."""
     run = None
     try:
@@ -262,17 +284,20 @@ def run_of(spec: dict, task: sequences.Task, run_dir: Path) -> tuple[Run | None,
         code, status, message = code_digest(), "oom", f"building the model: {str(error).splitlines()[0]}"
     else:
         code = code_digest()  # of the model too, now that it is loaded
+        if events:
+            run.watch = event_writer(run_dir)
         status, message = learn(run, checkpoint_path(spec, task, code, run_dir))
     metrics = {"steps": 0} if run is None else metrics_of(run, status == "ok")
     return run, {"status": status, "message": message, "metrics": metrics, "spec": spec,
                  "provenance": provenance(spec, task, code, [] if run is None else parameter_dtypes(run.model))}
 
 
-def classify(spec: dict, data: Path, run_dir: Path) -> dict:
+def classify(spec: dict, data: Path, run_dir: Path, events: bool = False) -> dict:
     """Run `spec` on the task's file `data` and leave the record in `run_dir`; returns its content.
 
     Divergence and lack of memory end the run with that status. All else raises, and no metrics.json is there then,
     nor one of an earlier attempt; ValueError for a spec that lacks a section or asks for several processes.
+    `events`: leave event files for TensorBoard, too.
     """
     check_sections(spec)
     for key in ("context_parallel", "data_parallel"):
@@ -282,7 +307,7 @@ def classify(spec: dict, data: Path, run_dir: Path) -> dict:
     with exclusive(run_dir / ".lock"):
         (run_dir / "metrics.json").unlink(missing_ok=True)
         task = sequences.read(data)
-        run, result = run_of(spec, task, run_dir)
+        run, result = run_of(spec, task, run_dir, events)
         predicted = run.predicted.get("test", {}) if run and result["status"] == "ok" else {}
         leave_outputs(run, task, run_dir, predicted)
         return leave_record(result, run_dir)

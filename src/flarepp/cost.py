@@ -13,11 +13,13 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,9 +31,22 @@ from flarepp.memory import freed_at_once, touch
 from flarepp.models import build_model
 from flarepp.operations import mixer_multiply_adds, model_multiply_adds
 from flarepp.processes import end_with
-from flarepp.provenance import (check_sections, choose_device, code_digest, exclusive, git_state, is_out_of_memory, machine,
-                                num_cores, parameter_dtypes, peak_memory_mb)
+from flarepp.provenance import (
+    check_sections,
+    choose_device,
+    code_digest,
+    exclusive,
+    git_state,
+    is_out_of_memory,
+    machine,
+    num_cores,
+    parameter_dtypes,
+    peak_memory_mb,
+)
 from flarepp.step import IN_DIM, OUT_DIM, Step, configure, idle_memory_mb, sample_origin, small
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 REUSE = 1.8  # of the live peak: what a process takes that keeps freed memory, fragments included
 ASKED = re.compile(r"allocate ([\d.]+) (bytes|[KMGT]iB)")  # in the words of PyTorch's allocators, and of NumPy's
@@ -48,22 +63,26 @@ NEEDED = ("num_tokens", "batch_size", "precision", "warmup_steps", "timed_steps"
 class ChildFailed(RuntimeError):
     """A child process ended without a result; the message says whose, and its traceback or how it ended."""
 
-    def __init__(self, message: str, exitcode: int | None = None):
+    def __init__(self, message: str, exitcode: int | None = None) -> None:
         super().__init__(message)
         self.exitcode = exitcode
 
 
-def in_child(folder: Path, function: Callable, spec: dict) -> dict:
-    """function(spec) in a fresh process that does not outlive this one, a fork of it unless PyTorch is built for CUDA.
+FORKING = threading.Lock()  # one thread at a time: a fork that holds another's end of the pipe would hide that child's death
+
+
+def in_child(folder: Path, function: Callable, spec: dict, fork: bool = torch.version.cuda is None) -> dict:
+    """function(spec) in a fresh process that does not outlive this one, by default a fork of it unless PyTorch is built for CUDA.
 
     ChildFailed, which names `folder`, when the child raises or is killed. For the sake of its forks this process must not
     compute.
     """
-    context = multiprocessing.get_context("fork" if torch.version.cuda is None else "spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(sender, os.getpid(), function, spec))
-    child.start()
-    sender.close()
+    context: Any = multiprocessing.get_context("fork" if fork else "spawn")
+    with FORKING:
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_answer, args=(sender, os.getpid(), function, spec))
+        child.start()
+        sender.close()
     try:
         succeeded, answer = receiver.recv()
     except EOFError:
@@ -77,7 +96,7 @@ def in_child(folder: Path, function: Callable, spec: dict) -> dict:
     return answer
 
 
-def _answer(sender, parent: int, function: Callable, spec: dict) -> None:
+def _answer(sender: Connection, parent: int, function: Callable, spec: dict) -> None:
     end_with(parent)
     with suppress(OSError):  # of Linux: where memory runs out, end this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -105,7 +124,11 @@ def watched_kernels(seen: set[str]) -> Iterator[None]:
     kept = dict(KERNELS)
 
     def watched(name: str, forward: Callable) -> Callable:
-        return lambda *arguments: (seen.add(name), forward(*arguments))[1]
+        def noted(*arguments: Any) -> Any:
+            seen.add(name)
+            return forward(*arguments)
+
+        return noted
 
     KERNELS.update({name: (watched(name, forward), backward) for name, (forward, backward) in kept.items()})
     try:
@@ -130,7 +153,8 @@ def timed(step: Step) -> tuple[float, Tensor]:
 
 def repeated(step: Step, count: int, seconds: float) -> list[tuple[float, Tensor]]:
     """`timed` as often as `count` says, less often where `seconds` are over, but once if at all."""
-    found, started = [], time.monotonic()
+    found: list[tuple[float, Tensor]] = []
+    started = time.monotonic()
     while len(found) < count and (not found or time.monotonic() - started < seconds):
         found.append(timed(step))
     return found
@@ -164,7 +188,7 @@ def compile_model(model: nn.Module) -> None:
 
 def run_cell(spec: dict) -> dict:
     """What a child measures: status, message, metrics and the attention kernels that ran."""
-    settings, kernels = spec["cost"], set()
+    settings, kernels = spec["cost"], set[str]()
     configure(settings)
     device = choose_device(settings["device"])
     status, message = "ok", ""
@@ -196,7 +220,7 @@ def facts_of(spec: dict) -> dict:
     configure(settings)
     device = choose_device("auto" if settings["device"] == "cuda" else "cpu")
     model = build_model(**spec["model"], in_dim=IN_DIM, out_dim=OUT_DIM)
-    mixer, width = model.blocks[0].mixer, spec["model"]["channel_dim"]
+    mixer, width = model.get_submodule("blocks.0.mixer"), spec["model"]["channel_dim"]
     sizes = {"parameter_count": sum(parameter.numel() for parameter in model.parameters()), "cores": num_cores(device.type)}
     metrics = {tokens: sizes | {"mixer_multiply_adds": mixer_multiply_adds(mixer, tokens, width) / tokens,
                                 "model_multiply_adds": settings["batch_size"] * model_multiply_adds(model, tokens, IN_DIM)}
@@ -224,7 +248,8 @@ def found(run_dir: Path, cell: dict) -> dict | None:
 
 def attempt(cell: dict, run_dir: Path, origin: dict, predicted: float | None) -> dict:
     """What `run_cell` found, or why it was not called or found nothing. ChildFailed for a bug."""
-    limit, nothing = cell["cost"]["max_step_seconds"], {"metrics": {}, "attention": []}
+    limit: float = cell["cost"]["max_step_seconds"]
+    nothing: dict = {"metrics": {}, "attention": []}
     if origin["device_type"] != cell["cost"]["device"]:
         return {"status": "not run", "message": "needs a CUDA device, none is visible"} | nothing
     if predicted is not None and predicted > 1e3 * limit:
@@ -281,12 +306,13 @@ def measure(spec: dict, folder: Path, deadline: float = math.inf) -> None:
             cell, run_dir = cell_of(spec, tokens), folder / f"N{tokens}"
             operations = facts["metrics"][tokens]["model_multiply_adds"]
             result = found(run_dir, cell)
-            kept = bool(result) and result["status"] != "not run" and all(
+            kept = result is not None and result["status"] != "not run" and all(
                 result["provenance"].get(key) == facts["origin"][key] for key in ("code", "device"))
             predicted = pace and pace * operations
             if not kept and time.monotonic() + LEAST_STEPS * (predicted or 0) / 1e3 >= deadline:
                 return
-            result = result if kept else measure_cell(cell, run_dir, facts, predicted)
+            if result is None or not kept:
+                result = measure_cell(cell, run_dir, facts, predicted)
             print(line(result, kept), flush=True)
             if result["status"] == "ok":
                 pace = min([result["metrics"][key] / operations for key in ("first_step_ms", "step_ms")] + [pace or math.inf])

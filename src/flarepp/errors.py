@@ -6,13 +6,21 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable
 
+LONGEST = 200  # characters of a value that an error shows
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: long ones are cut, so that the message stays a line."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+
 
 def unknown(what: str, got: object, allowed: Iterable[object]) -> str:
     """A sentence for an unknown name: "mixer 'flar' is unknown; did you mean 'flare'? Allowed: flare, full"."""
     names = [str(name) for name in allowed]
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-    return f"{what} {got!r} is unknown{hint} Allowed: {', '.join(names) or 'none'}"
+    return f"{what} {shown(got)} is unknown{hint} Allowed: {', '.join(names) or 'none'}"
 
 
 def check_arguments(what: str, function: Callable, given: Iterable[str]) -> None:

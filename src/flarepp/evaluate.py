@@ -18,7 +18,7 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flarepp import record
 from flarepp.data import store
@@ -118,14 +118,14 @@ def check_data(path: Path, benchmark: store.Benchmark, spec: dict, norms: dict[s
         raise ValueError(f"{path}: the grid {benchmark.grid} does not have the samples' {num_points} points")
 
 
-def check_weights(path: Path, tensors: dict[str, Tensor], inference: Inference, run: Record) -> None:
+def check_weights(path: Path, tensors: dict[str, Tensor], model: nn.Module, grid: tuple[int, ...] | None, run: Record) -> None:
     """ValueError unless `tensors` are exactly two sets of weights of the model, finite unless the run diverged."""
-    expected = {f"{name}/{key}": value for name in NAMES for key, value in inference.models["last"].state_dict().items()}
+    expected = {f"{name}/{key}": value for name in NAMES for key, value in model.state_dict().items()}
     for what, keys in (("lacks", expected.keys() - tensors.keys()), ("has the foreign", tensors.keys() - expected.keys())):
         if keys:
             raise ValueError(f"{path}: {what} {min(keys)} ({len(keys)} such tensors); it does not fit the model of spec.json")
-    grid = inference.grid and list(inference.grid)
-    grids = f"; the run has the grid {run.grid}, the data {grid}" if run.grid != grid else ""
+    there = grid and list(grid)
+    grids = f"; the run has the grid {run.grid}, the data {there}" if run.grid != there else ""
     for key, value in expected.items():
         got, wanted = (f"{tensor.dtype} {list(tensor.shape)}" for tensor in (tensors[key], value))
         if got != wanted:
@@ -137,7 +137,7 @@ def check_weights(path: Path, tensors: dict[str, Tensor], inference: Inference, 
 def build(spec: dict, benchmark: store.Benchmark, path: Path, tensors: dict[str, Tensor], run: Record) -> Inference:
     """The run's models with the weights `tensors` of the file `path`, ready to be evaluated on `benchmark`."""
     inference = build_inference(spec, benchmark)
-    check_weights(path, tensors, inference, run)
+    check_weights(path, tensors, inference.models["last"], inference.grid, run)
     inference.models["ema"] = copy.deepcopy(inference.models["last"])
     for name, model in inference.models.items():
         model.load_state_dict({key: tensors[f"{name}/{key}"] for key in model.state_dict()})

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ INVERSE_STEPS = 6
 class KernelAttention(nn.Module):
     """Projections around `mix`, which each mixer defines: x [B, N, C] -> [B, N, C]."""
 
-    def __init__(self, channel_dim: int, num_heads: int):
+    def __init__(self, channel_dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, head_width(channel_dim, num_heads)
         self.qkv_proj = nn.Linear(channel_dim, 3 * channel_dim)
@@ -60,14 +61,14 @@ class _Product(torch.autograd.Function):
     """Plain products, though their forward pass has autocast off, run in half precision if the backward pass has it on."""
 
     @staticmethod
-    def forward(ctx, a, b):
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
         with torch.autocast(a.device.type, enabled=False):
             return a @ b
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
             return ((grad @ b.mT).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None,
@@ -125,11 +126,12 @@ def orthogonal_features(num_features: int, head_dim: int) -> Tensor:
 class RandomFeatures(nn.Module):
     """Random features that `draw` makes, kept with the weights; every `interval` training passes they are drawn again."""
 
-    def __init__(self, draw: Callable[[], Tensor], interval: int | None):
+    def __init__(self, draw: Callable[[], Tensor], interval: int | None) -> None:
         super().__init__()
         if interval is not None and interval < 1:
             raise ValueError(f"redraw_interval: got {interval}; allowed: a number of training passes from 1 on, or none")
         self.draw, self.interval, self.passes = draw, interval, 0
+        self.projection: Tensor
         self.register_buffer("projection", draw())
 
     def forward(self) -> Tensor:

@@ -5,6 +5,8 @@ B batch, N tokens, C channels, H heads, D = C / H. GELU is the tanh approximatio
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ def widened(x: Tensor) -> Tensor:
 class LayerNorm(nn.LayerNorm):
     """LayerNorm over the last axis, eps 1e-5, in FP32 or better; [..., dim] -> [..., dim]."""
 
-    def __init__(self, dim: int, *, affine: bool = True):
+    def __init__(self, dim: int, *, affine: bool = True) -> None:
         super().__init__(dim, eps=1e-5, elementwise_affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +35,7 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """RMSNorm over the last axis, eps 1e-6, in FP32 or better; [..., dim] -> [..., dim]."""
 
-    def __init__(self, dim: int, *, affine: bool = True):
+    def __init__(self, dim: int, *, affine: bool = True) -> None:
         super().__init__(dim, eps=1e-6, elementwise_affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ def in_half_precision(x: Tensor) -> bool:
 class ResidualLinear(nn.Linear):
     """y = x + W x + b, the "linear" projection of the FLARE study; [..., C] -> [..., C]."""
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int) -> None:
         super().__init__(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ class _Projections(torch.autograd.Function):
     """(W_i + I) x + b_i for several i; T tokens of all samples."""
 
     @staticmethod
-    def forward(ctx, x, *parameters):
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         tokens, half = x.reshape(-1, x.shape[-1]), len(parameters) // 2  # [T, C]
         weights = [weight.clone() for weight in parameters[:half]]
         for weight in weights:
@@ -127,7 +129,7 @@ class _Projections(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tokens, *weights = ctx.saved_tensors
         flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
         with torch.autocast(tokens.device.type, enabled=False):
@@ -144,7 +146,7 @@ class ResidualMLP(nn.Module):
     """
 
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, *, num_layers: int,
-                 input_residual: bool = False, output_residual: bool = False):
+                 input_residual: bool = False, output_residual: bool = False) -> None:
         super().__init__()
         self.input = nn.Linear(in_dim, hidden_dim)
         self.hidden = nn.ModuleList(nn.Linear(hidden_dim, hidden_dim) for _ in range(num_layers))

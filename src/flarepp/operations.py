@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,7 +41,7 @@ UNCOUNTED = {
 class _Counter(TorchDispatchMode):
     """The formulas of torch's FLOP counter, without its tree of modules."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.formulas, self.flops = FlopCounterMode(display=False, custom_mapping=UNCOUNTED).flop_registry, 0
 
@@ -48,7 +49,7 @@ class _Counter(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and importing the compiler takes longer than counting
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = function(*args, **(kwargs or {}))
         if formula := self.formulas.get(function.overloadpacket):
             self.flops += formula(*args, **(kwargs or {}), out_val=out)

@@ -58,9 +58,10 @@ def build_optimiser(model: nn.Module, training: dict) -> Optimiser:
     precision. The schedule cycles beta1 between 0.85 and 0.95, so the configured beta1 is never used (as in the study).
     """
     device = next(model.parameters()).device
+    first, second = map(float, training["betas"])
     adamw = torch.optim.AdamW(
         parameter_groups(model, training["weight_decay"], training["decay_latents"]),
-        lr=training["lr"], betas=tuple(float(beta) for beta in training["betas"]), eps=training["eps"], fused=True)
+        lr=training["lr"], betas=(first, second), eps=training["eps"], fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         adamw, max_lr=training["lr"], total_steps=training["steps"], pct_start=training["pct_start"],
         div_factor=training["div_factor"], final_div_factor=training["final_div_factor"])

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flarepp.attention import attend_with_lse, fused_backward, fused_forward, merge_shards, prepared, without_keys
 from flarepp.processes import end_with
 
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
+
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    Group = dist.ProcessGroup | None  # None: this process alone
+
 HOOKS = ("encode", "sum_over_tokens")  # what a mixer that sees other tokens only through sums calls for them
 PATIENCE = 3.0  # seconds that a rank which lost its peers leaves to the one that failed first
 
@@ -41,7 +49,8 @@ PATIENCE = 3.0  # seconds that a rank which lost its peers leaves to the one tha
 # --- mixers
 
 
-def distributed_encode(q: Tensor, k: Tensor, v: Tensor, *, scale: float, group, key_mask: Tensor | None = None) -> Tensor:
+def distributed_encode(q: Tensor, k: Tensor, v: Tensor, *, scale: float, group: Group,
+                       key_mask: Tensor | None = None) -> Tensor:
     """softmax_N(scale * q k^T) v over the keys of all ranks of `group` (FLARE++, Section C.1).
 
     q [B, H, M, D] (or batch 1), the same on every rank; k and v [B, H, N_r, D] of this rank, N_r >= 0; key_mask [B, N_r] bool,
@@ -60,7 +69,7 @@ class _Encode(torch.autograd.Function):
     """The distributed encoder of the file's head: one collective forward, one backward."""
 
     @staticmethod
-    def forward(ctx, q, k, v, key_mask, scale, group):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float, group: Group) -> Tensor:
         if k.numel() and q.numel():
             out, lse, ctx.extra = fused_forward(q, k, v, key_mask, scale)  # [B, H, M, D], [B, H, M]
             out, lse = without_keys(out, lse, key_mask)
@@ -75,7 +84,7 @@ class _Encode(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, key_mask, z, lse = ctx.saved_tensors
         grad = _summed(grad.to(lse.dtype), ctx.group).to(q.dtype)
         if not (k.numel() and q.numel()):
@@ -83,7 +92,7 @@ class _Encode(torch.autograd.Function):
         return *fused_backward(grad, q, k, v, key_mask, z, lse, ctx.extra, ctx.scale), None, None, None
 
 
-def _merge(out: Tensor, lse: Tensor, group) -> tuple[Tensor, Tensor]:
+def _merge(out: Tensor, lse: Tensor, group: Group) -> tuple[Tensor, Tensor]:
     """Z and L from every rank's (O_r, L_r), in one gather of [B, H, M, D + 1]."""
     parts = _gathered(torch.cat([out.to(lse.dtype), lse[..., None]], -1), group)  # [R, B, H, M, D + 1]
     z, lse = merge_shards(parts[..., :-1], parts[..., -1])
@@ -102,22 +111,22 @@ class _SumOverRanks(torch.autograd.Function):
     """The sum over the ranks, whose use differs from rank to rank: its gradient is the sum of their gradients."""
 
     @staticmethod
-    def forward(ctx, x, group):
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return _summed(x, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _summed(grad, ctx.group), None
 
 
-def _sum_over_tokens(sums: Tensor, *, group) -> Tensor:
+def _sum_over_tokens(sums: Tensor, *, group: Group) -> Tensor:
     """Sums over this rank's tokens (FP32 or better) to those over all tokens."""
     return sums if num_ranks(group) == 1 else _SumOverRanks.apply(sums, group)
 
 
-def _own_noise(logits: Tensor, *, mixer: nn.Module, draw: Callable, group, data_group) -> Tensor:
+def _own_noise(logits: Tensor, *, mixer: nn.Module, draw: Callable, group: Group, data_group: Group) -> Tensor:
     """This rank's part of the noise that one process draws for logits [B, H, N, M] of the whole batch, tokens and all.
 
     Every rank draws everything, [N, M] at a time, so that generators stand alike everywhere. Gathers the N_r.
@@ -134,21 +143,22 @@ def _own_noise(logits: Tensor, *, mixer: nn.Module, draw: Callable, group, data_
     return torch.stack(parts)
 
 
-def _split_noise(model: nn.Module, group, data_group) -> None:
+def _split_noise(model: nn.Module, group: Group, data_group: Group) -> None:
     """Let every mixer that draws noise draw what one process would, and keep this rank's part."""
+    mixer: Any
     for mixer in model.modules():
         if hasattr(mixer, "uniform"):
             mixer.uniform = partial(_own_noise, mixer=mixer, draw=type(mixer).uniform, group=group, data_group=data_group)
 
 
-def context_parallel(model: nn.Module, group) -> nn.Module:
+def context_parallel(model: nn.Module, group: Group) -> nn.Module:
     """Let a model, or a single mixer, see this rank's tokens only: in place, and returned.
 
     `encode` and `sum_over_tokens` of every mixer are replaced by their distributed forms over `group`, and noise becomes this
     rank's part of one process's. ValueError when a mixer uses neither: it reads other tokens in a way that does not split, as
     full self-attention does.
     """
-    mixers = [module for module in model.modules() if any(hasattr(module, hook) for hook in HOOKS)]
+    mixers: list[Any] = [module for module in model.modules() if any(hasattr(module, hook) for hook in HOOKS)]
     inner = (getattr(module, "mixer", None) for module in model.modules())
     strangers = [module for module in inner if isinstance(module, nn.Module) and module not in mixers]
     if strangers or not mixers:
@@ -168,7 +178,7 @@ def context_parallel(model: nn.Module, group) -> nn.Module:
 
 
 @torch.no_grad()
-def sync_gradients(model: nn.Module, *, context_group=None, data_group=None) -> None:
+def sync_gradients(model: nn.Module, *, context_group: Group = None, data_group: Group = None) -> None:
     """Parameter gradients: the sum over `context_group`, then the mean over `data_group`; one collective each.
 
     Call it once between backward and clipping. A parameter that no rank used keeps no gradient.
@@ -195,14 +205,14 @@ class _Norms(torch.autograd.Function):
     """Root of the sum of squares over the ranks, elementwise, of what every rank then uses alike."""
 
     @staticmethod
-    def forward(ctx, x, group):
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         root = _summed(x.double().square(), group).sqrt().to(x.dtype)
         ctx.save_for_backward(x, root)
         return root
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, root = ctx.saved_tensors
         return grad * torch.where(root == 0, 0, x / root), None
 
@@ -211,14 +221,14 @@ class _Whole(torch.autograd.Function):
     """[B, N_r, c] of every rank side by side, [B, N, c], for what every rank then uses alike."""
 
     @staticmethod
-    def forward(ctx, x, counts, rank, group):
+    def forward(ctx: Any, x: Tensor, counts: list[int], rank: int, group: Group) -> Tensor:
         ctx.span = sum(counts[:rank]), counts[rank]
         padded = F.pad(x, (0, 0, 0, max(counts) - x.shape[1]))
         return torch.cat([part[:, :count] for part, count in zip(_gathered(padded, group), counts)], 1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return grad.narrow(1, *ctx.span), None, None, None
 
 
@@ -229,8 +239,8 @@ class _Whole(torch.autograd.Function):
 class Ranks:
     """Where this process stands among the R x P processes of a run, and what they do together; `Ranks()` is one alone."""
 
-    context_group: object = None
-    data_group: object = None
+    context_group: Group = None
+    data_group: Group = None
     num_context: int = 1  # R: the tokens of a sample are split over them
     context_rank: int = 0
     num_data: int = 1  # P: the samples of a batch are
@@ -322,25 +332,25 @@ def _take_device(index: int) -> None:
     torch.cuda.set_device(index)
 
 
-def _own_group(members: Tensor):
+def _own_group(members: Tensor) -> Group:
     """The group of that row of `members` which holds this process; None for rows of one."""
     groups = [(row, dist.new_group(row)) for row in members.tolist() if len(row) > 1]
     return next((group for row, group in groups if dist.get_rank() in row), None)
 
 
-def num_ranks(group) -> int:
+def num_ranks(group: Group) -> int:
     """Size of a group, 1 for none."""
     return 1 if group is None else dist.get_world_size(group)
 
 
-def _summed(x: Tensor, group) -> Tensor:
+def _summed(x: Tensor, group: Group) -> Tensor:
     """The sum over the ranks of x, which stays as it is."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
-def _gathered(x: Tensor, group) -> Tensor:
+def _gathered(x: Tensor, group: Group) -> Tensor:
     """x of every rank, [R, *x.shape]."""
     if num_ranks(group) == 1:
         return x[None]
@@ -352,7 +362,7 @@ def _gathered(x: Tensor, group) -> Tensor:
 class Traffic(TorchDispatchMode):
     """Count, while it is active, the collectives of this rank and the bytes of the tensors that it hands in."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.count = self.bytes = 0
 
@@ -360,7 +370,7 @@ class Traffic(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here; else every rank imports the compiler
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function.namespace == "c10d":
             handed = args[1] if "gather" in function.__name__ else args[0]  # gathers name their output first
             tensors = handed if isinstance(handed, (list, tuple)) else [handed]
@@ -375,7 +385,7 @@ class RankFailed(RuntimeError):
     """A rank ended with an error; the message names the first one, how it ended and its traceback."""
 
 
-def launch(function: Callable, arguments: tuple, num_ranks: int):
+def launch(function: Callable, arguments: tuple, num_ranks: int) -> Any:
     """Run function(*arguments) on `num_ranks` forks of this process, which has not computed yet; returns rank 0's result.
 
     The ranks meet at a fresh port of this machine. When one ends with an error the others are ended too, within seconds, and
@@ -401,15 +411,15 @@ def launch(function: Callable, arguments: tuple, num_ranks: int):
             raise SystemExit(128 + error.sigval) from None
 
 
-def _rank(function: Callable, parent: int, arguments: tuple, started):
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handler, inherited, would wait for a collective to return
+def _rank(function: Callable, parent: int, arguments: tuple, started: Barrier) -> Any:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until `fit` notes it; Python's, inherited, waits for a collective
     end_with(parent)
     started.wait()  # a rank that connects makes the store's thread hold libc's resolver lock, which a later fork would inherit
     return function(*arguments)
 
 
 @contextmanager
-def patience():
+def patience() -> Iterator[None]:
     """A rank whose peers are gone waits before it fails as well, so that the launcher finds the one that failed first."""
     try:
         yield
@@ -419,7 +429,7 @@ def patience():
         raise
 
 
-def _first_failure(error) -> str:
+def _first_failure(error: ChildFailedError) -> str:
     """Which rank failed first, how it ended, and its traceback where it could leave one."""
     rank, failure = error.get_first_failure()
     ending = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"

@@ -9,6 +9,7 @@ one fused call. B batch, H heads, N tokens, D head width, n blocks.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,7 @@ class _Allowed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, scale):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         ctx.kernel, ctx.scale = KERNELS[kernel_for(q.device.type, q.dtype, q.shape[-1], True)], scale
         out, lse, ctx.extra = ctx.kernel[0](q, k, v, bias, scale)
         ctx.save_for_backward(q, k, v, bias, out, lse)
@@ -70,7 +71,7 @@ class _Allowed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out, grad_lse):
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_out is None and grad_lse is None:
             return (None,) * 5
         q, k, v, bias, out, lse = ctx.saved_tensors

@@ -49,7 +49,7 @@ def pca_ridge(train: store.Samples, features: np.ndarray, varying: list[int]) ->
     fitted = len(inputs) - max(1, len(inputs) // 4)
     held_out = train.target[fitted:]
 
-    def error(choice) -> float:
+    def error(choice: tuple[int, float]) -> float:
         guess = _ridge(inputs[:fitted], fields[:fitted], inputs[fitted:], *choice)
         return relative_l2(guess.reshape(held_out.shape), held_out).mean()
 
@@ -59,7 +59,7 @@ def pca_ridge(train: store.Samples, features: np.ndarray, varying: list[int]) ->
     return _ridge(inputs, fields, wanted, *best).reshape(len(features), *train.target.shape[1:])
 
 
-def _ridge(inputs, fields, wanted, num_components: int, penalty: float) -> np.ndarray:
+def _ridge(inputs: np.ndarray, fields: np.ndarray, wanted: np.ndarray, num_components: int, penalty: float) -> np.ndarray:
     """Fit components of `inputs` [S, P] to components of `fields` [S, Q], predict fields [T, Q] for `wanted` [T, P]."""
     input_mean, field_mean = inputs.mean(0), fields.mean(0)
     basis_in, basis_out = (_components(values - mean, num_components)

@@ -8,6 +8,7 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def check_sections(spec: dict, sections: tuple[str, ...] = ("dataset", "model", 
 
 
 @contextmanager
-def exclusive(path: Path):
+def exclusive(path: Path) -> Iterator[None]:
     """Hold a lock file: a process orphaned by a killed scheduler may still be writing in its folder."""
     with open(path, "w") as lock:
         try:
@@ -64,8 +65,8 @@ def code_digest(without: tuple[str, ...] = ()) -> str:
 
     without: modules that have no part in the numbers, loaded or not.
     """
-    sources = {name: record.sha256(Path(module.__file__)) for name, module in sorted(sys.modules.items())
-               if name.startswith("flarepp.") and name not in without and getattr(module, "__file__", None)}
+    sources = {name: record.sha256(Path(file)) for name, module in sorted(sys.modules.items())
+               if name.startswith("flarepp.") and name not in without and (file := getattr(module, "__file__", None))}
     return record.digest(sources)
 
 
@@ -89,7 +90,7 @@ def num_cores(device_type: str) -> int:
     """CPU cores that this process may use, or CUDA devices that it sees."""
     if device_type == "cuda":
         return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:

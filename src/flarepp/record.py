@@ -16,19 +16,38 @@ made up with its digest is found by `python -m flarepp evaluate`, which computes
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import h5py
+    import numpy as np
+    import pandas
 
 COLUMNS = ("suite", "run", "scale", "dataset", "dataset_label", "model", "label", "role", "num_blocks", "num_latents",
            "num_tokens", "num_ranks", "precision", "seed", "status", "data_source", "metric", "value")
 STATUSES = ("ok", "diverged", "oom", "not run", "not affordable", "no data")
 OUTPUTS = ("history.csv", "predictions.h5", "model.safetensors")
+# What reading a damaged HDF5 file raises besides OSError, in h5py or in what takes its arrays.
+DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+SOUND = {  # what the parts of a record are
+    "status": lambda value: value in STATUSES,
+    "message": lambda value: isinstance(value, str),
+    "metrics": lambda value: isinstance(value, dict) and all(number is None or _is_finite(number) for number in value.values()),
+    "files": lambda value: isinstance(value, dict) and value.keys() <= set(OUTPUTS),
+    "spec": lambda value: isinstance(value, dict) and isinstance(value.get("model"), dict) and "name" in value["model"],
+    "provenance": lambda value: isinstance(value, dict) and isinstance(value.get("dataset"), dict) and "source" in value["dataset"],
+}
+IMPORTED = "imported.json"  # in the folder of a run that another machine made: the archive it came in, and the record it brought
 
 
 @contextmanager
@@ -49,6 +68,18 @@ def atomic_path(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def held(lock: Path) -> bool:
+    """Whether a process holds a lock file, see provenance.exclusive."""
+    if not lock.exists():
+        return False
+    with open(lock) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def sha256(path: Path) -> str:
     """Hex digest of a file's content."""
     with open(path, "rb") as stream:
@@ -63,6 +94,10 @@ def digest(value: object) -> str:
 def _sha256_of(value: object) -> str:
     """Hex digest of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _is_finite(number: object) -> bool:
+    return isinstance(number, (int, float)) and abs(number) <= sys.float_info.max  # also of integers that no float holds
 
 
 def _without_digest(result: dict) -> dict:
@@ -86,10 +121,13 @@ def write_json(value: object, path: Path) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Read one JSON object; ValueError names the file when it is not one."""
+    """Read one JSON object; ValueError names the file when it is not one, or has a NaN or an infinity, which JSON has not."""
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"it has the number {constant}")
+
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:  # of them also what is no JSON or no UTF-8
         raise ValueError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -100,9 +138,10 @@ def write_record(result: dict, run_dir: Path) -> dict:
     """Write metrics.json of a run whose other files are there; returns it as it reads back.
 
     result: status, message, metrics, spec, provenance. Added are "files", the digests of OUTPUTS, and "sha256", that of all
-    else. A NaN or an infinity is refused (ValueError), since JSON has neither.
+    else. A NaN or an infinity is refused (ValueError), since JSON has neither. What was imported before is so no longer.
     """
     files = {name: sha256(path) for name in OUTPUTS if (path := Path(run_dir) / name).exists()}
+    (Path(run_dir) / IMPORTED).unlink(missing_ok=True)
     return write_with_digest(result | {"files": files}, Path(run_dir) / "metrics.json")
 
 
@@ -119,6 +158,13 @@ def read_card(path: Path) -> dict:
     if not Path(path).exists():
         raise FileNotFoundError(f"{path}: the dataset card is missing; `snakemake {path}` makes it again")
     return _read_with_digest(path, "a dataset card", "it was made")
+
+
+def check_card(path: Path, found: str) -> None:
+    """ValueError when a card stands beside the dataset file `path` that is of other arrays than those of fingerprint `found`."""
+    card = Path(path).with_suffix(".json")
+    if card.exists() and read_card(card).get("fingerprint") != found:
+        raise ValueError(f"{path}: the arrays are not those of its card; delete both and run again")
 
 
 def _read_with_digest(path: Path, kind: str, event: str) -> dict:
@@ -138,7 +184,30 @@ def read_run(run_dir: Path) -> tuple[dict, dict]:
     if not path.exists():
         raise FileNotFoundError(f"{path}: the run's record is missing; `snakemake {path}` makes it again")
     metrics = _read_with_digest(path, "the record of a run", "the run ended")
-    return metrics["spec"], metrics
+    return metrics.get("spec", {}), metrics
+
+
+def imported_from(run_dir: Path, result: dict) -> str | None:
+    """The archive that brought a run's record, in words; None for a run that was made here."""
+    path = Path(run_dir) / IMPORTED
+    if not path.exists():
+        return None
+    origin = _read_with_digest(path, "the note on an import", "the run was imported")
+    return f"{origin['archive']}, sha256 {origin['archive_sha256']}" if origin["record"] == result["sha256"] else None
+
+
+def read_whole_run(run_dir: Path) -> tuple[dict, dict]:
+    """`read_run` of a record that a run can leave, with spec.json and those of OUTPUTS that are there its own; else ValueError."""
+    spec, metrics = read_run(run_dir)
+    if wrong := [name for name, is_sound in SOUND.items() if not is_sound(metrics.get(name))]:
+        raise ValueError(f"{run_dir}/metrics.json: {wrong[0]}: got {metrics.get(wrong[0])!r}, which no run leaves; delete it and "
+                         "run again")
+    if spec != read_json(Path(run_dir) / "spec.json"):
+        raise ValueError(f"{run_dir}: its record is of another spec than its spec.json; delete it and run again")
+    for name in OUTPUTS:
+        if (Path(run_dir) / name).exists():
+            read_output(run_dir, name)
+    return spec, metrics
 
 
 def read_output(run_dir: Path, name: str) -> Path:
@@ -151,7 +220,7 @@ def read_output(run_dir: Path, name: str) -> Path:
     return path
 
 
-def read_history(run_dir: Path):
+def read_history(run_dir: Path) -> pandas.DataFrame:
     """Read the learning curve of a run at its evaluations: a pandas.DataFrame with step, test_last and test_ema."""
     import pandas
 
@@ -159,7 +228,8 @@ def read_history(run_dir: Path):
     return history.dropna(subset=["test_last"])[["step", "test_last", "test_ema"]]
 
 
-def write_predictions(run_dir: Path, *, points, target, predictions: dict, errors: dict, attributes: dict, sizes=None) -> None:
+def write_predictions(run_dir: Path, *, points: np.ndarray, target: np.ndarray, predictions: dict, errors: dict,
+                      attributes: dict, sizes: np.ndarray | None = None) -> None:
     """Write predictions.h5: points [S, N, d], target [S, N, c], per weights name a prediction [S, N, c] and errors [S].
 
     sizes [S]: points of each sample where they differ, the rest of N is padding.
@@ -200,7 +270,7 @@ def read_predictions(run_dir: Path, weights: str) -> dict:
         }
 
 
-def read_errors(run_dir: Path, weights: str):
+def read_errors(run_dir: Path, weights: str) -> np.ndarray:
     """Read the error of every test case alone, [S], of the weights "last" or "ema"; raises as `read_predictions`."""
     import h5py
 
@@ -208,7 +278,7 @@ def read_errors(run_dir: Path, weights: str):
         return _errors(file, weights)
 
 
-def _errors(file, weights: str):
+def _errors(file: h5py.File, weights: str) -> np.ndarray:
     """The errors [S] in an open predictions.h5; ValueError without those of `weights`."""
     if weights not in file:
         raise ValueError(f"{file.filename}: no predictions of the weights {weights!r}; it has {sorted(file)}")
@@ -231,8 +301,7 @@ def read_case(path: Path, case: int) -> dict:
         with h5py.File(path, "r") as file:
             if not file.attrs.get("complete", False):
                 raise ValueError(f"{path}: the file is incomplete; delete it and run again")
-            if fingerprint(_arrays(file)) != card["fingerprint"]:
-                raise ValueError(f"{path}: the arrays are not those of its card; delete both and run again")
+            check_card(path, fingerprint(_arrays(file)))
             test, grid = file["test"], card["grid"]
             starts = test["offsets"][:] if "offsets" in test else range(len(test["target"]) + 1)
             if not 0 <= case < len(starts) - 1:
@@ -240,13 +309,15 @@ def read_case(path: Path, case: int) -> dict:
             part = slice(starts[case], starts[case + 1]) if "offsets" in test else case
             return {
                 "features": test["features"][part], "target": test["target"][part],
-                "grid": grid and tuple(grid), "name": file.attrs["name"], "card": card,
+                "grid": grid and tuple(grid), "name": Path(path).stem, "card": card,
             }
-    except (OSError, KeyError) as error:
+    except (OSError, *DAMAGE) as error:
+        if str(error).startswith(str(path)):  # in words of ours
+            raise
         raise ValueError(f"{path}: cannot be read as HDF5 ({error}); delete it and run again") from None
 
 
-def _arrays(file) -> Iterator:
+def _arrays(file: h5py.File) -> Iterator:
     """The arrays of an open dataset file that its fingerprint is of, in its order."""
     for split in ("train", "test"):
         yield from (file[split][name][:] for name in ("features", "target", "offsets") if name in file[split])
@@ -254,7 +325,7 @@ def _arrays(file) -> Iterator:
         yield from file["norm"][name][:]  # mean, standard deviation
 
 
-def records(plan: dict):
+def records(plan: dict) -> pandas.DataFrame:
     """Turn a suite's plan into the tidy table of records (pandas.DataFrame with COLUMNS).
 
     plan: {"suite", "scale", "entries": [{"run", "spec", "dataset", "dataset_label", "model", "label", "role", "num_blocks",
@@ -279,14 +350,9 @@ def records(plan: dict):
 
 def _run_of(entry: dict) -> dict:
     """The record of a plan's entry, with all that stands beside it as the run left it."""
-    spec, result = read_run(entry["run"])
-    if spec != read_json(Path(entry["run"]) / "spec.json"):
-        raise ValueError(f"{entry['run']}: its record is of another spec than its spec.json; delete it and run again")
+    spec, result = read_whole_run(entry["run"])
     if digest(spec) != entry["spec"]:
         raise ValueError(f"{entry['run']}: holds another run than the planned one ({_words(spec)}); delete it and run again")
-    for name in OUTPUTS:
-        if (Path(entry["run"]) / name).exists():
-            read_output(entry["run"], name)
     return result
 
 
@@ -313,7 +379,7 @@ def _values(result: dict) -> dict:
     return {name: value for name, value in result["metrics"].items() if value is not None} or {"status": None}
 
 
-def write_records(frame, path: Path) -> None:
+def write_records(frame: pandas.DataFrame, path: Path) -> None:
     """Write a records table as CSV, and beside it <path>.sha256, its digest as `sha256sum` writes it."""
     _write_table(frame.to_csv(index=False, lineterminator="\n"), path)
 
@@ -348,7 +414,7 @@ def _read_table(path: Path) -> bytes:
     return content
 
 
-def read_records(path: Path):
+def read_records(path: Path) -> pandas.DataFrame:
     """Read a records table (CSV) into a pandas.DataFrame.
 
     ValueError when it is not as it was collected, has columns missing, or rows that are not those of the run they name;
@@ -369,11 +435,12 @@ def read_records(path: Path):
 
 def _check_rows(path: Path, rows: list[dict]) -> None:
     """ValueError unless the rows of every run of a table are exactly those of its record."""
-    runs, mixers = {}, {}
+    runs: dict[tuple[str, str], list[dict]] = {}
+    mixers: dict[str, str] = {}
     for row in rows:
         runs.setdefault((row["suite"], row["run"]), []).append(row)
     for (_, run), found in runs.items():
-        spec, result = read_run(run)
+        spec, result = read_run(Path(run))
         mixers[run] = _mixer(spec)
         stated = _stated(spec) | {"status": result["status"], "data_source": result["provenance"]["dataset"]["source"]}
         for row in found:
@@ -391,7 +458,9 @@ def _check_rows(path: Path, rows: list[dict]) -> None:
 
 def _check_equal(path: Path, run: str, name: str, shown: object, recorded: object) -> None:
     """ValueError names what a table shows and a record does not say; what is empty here (NaN) is lacking there (None)."""
-    numbers = isinstance(shown, (int, float)) and isinstance(recorded, (int, float))
-    empty = recorded is None and shown != shown
-    if not (math.isclose(shown, recorded, rel_tol=1e-12) if numbers else empty or shown == recorded):
+    if isinstance(shown, int | float) and isinstance(recorded, int | float):
+        same = math.isclose(shown, recorded, rel_tol=1e-12)
+    else:
+        same = shown == recorded or (recorded is None and shown != shown)
+    if not same:
         raise ValueError(f"{path}: {run}: {name}: got {shown!r}, its record has {recorded!r}; delete {path} and run again")

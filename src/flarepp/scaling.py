@@ -20,8 +20,18 @@ from torch import Tensor
 from flarepp import record
 from flarepp.memory import freed_at_once
 from flarepp.parallel import RankFailed, Ranks, Traffic, join, launch
-from flarepp.provenance import (check_sections, choose_device, code_digest, exclusive, git_state, is_out_of_memory, machine,
-                                num_cores, parameter_dtypes, peak_memory_mb)
+from flarepp.provenance import (
+    check_sections,
+    choose_device,
+    code_digest,
+    exclusive,
+    git_state,
+    is_out_of_memory,
+    machine,
+    num_cores,
+    parameter_dtypes,
+    peak_memory_mb,
+)
 from flarepp.step import Step, configure, idle_memory_mb, sample_origin, small
 
 PROGRESS = 10  # timed steps between two lines of progress
@@ -43,7 +53,7 @@ def span_of(num_tokens: int, ranks: Ranks) -> tuple[int, int]:
 class ShardedStep(Step):
     """A step on this rank's tokens of the sample; the parameter gradients are those of all ranks together."""
 
-    def __init__(self, spec: dict, ranks: Ranks, device: torch.device):
+    def __init__(self, spec: dict, ranks: Ranks, device: torch.device) -> None:
         super().__init__(spec, "scaling", device, span_of(spec["scaling"]["num_tokens"], ranks))
         self.ranks = ranks
         ranks.prepare(self.model)

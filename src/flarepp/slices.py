@@ -13,7 +13,8 @@ B batch, H heads, N tokens, M slices, D head width. Padded tokens are in no slic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,7 @@ NOISE_EPS = 1e-8
 class SliceAttention(nn.Module):
     """Self-attention among the M slice tokens of each head, [B, H, M, D] -> [B, H, M, D]; the heads share its maps."""
 
-    def __init__(self, head_dim: int):
+    def __init__(self, head_dim: int) -> None:
         super().__init__()
         self.scale = head_dim**-0.5
         self.query_proj, self.key_proj, self.value_proj = (nn.Linear(head_dim, head_dim, bias=False) for _ in range(3))
@@ -73,14 +74,14 @@ class _TokenSums(torch.autograd.Function):
     """weights^T [values, 1] over the tokens; autocast is off in the backward pass too, wherever that is called."""
 
     @staticmethod
-    def forward(ctx, weights, values):
+    def forward(ctx: Any, weights: Tensor, values: Tensor) -> Tensor:
         ctx.save_for_backward(weights, values)
         with torch.autocast(weights.device.type, enabled=False):
             return torch.cat([weights.mT @ values, weights.sum(-2)[..., None]], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weights, values = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
             return F.pad(values, (0, 1), value=1) @ grad.mT, weights @ grad[..., :-1]
@@ -105,10 +106,11 @@ class _Tiles:
     A tile is a sample and either several heads with all their tokens or a part of one head's: contiguous in [B, H, N, M].
     """
 
-    def __init__(self, batch: int, num_heads: int, num_tokens: int, num_slices: int):
+    def __init__(self, batch: int, num_heads: int, num_tokens: int, num_slices: int) -> None:
         heads = max(1, TILE // max(1, num_tokens * num_slices))
         self.heads, self.tokens = spans(num_heads, heads), spans(num_tokens, max(1, TILE // num_slices))
-        self.batch, self.outputs = batch, None
+        self.batch = batch
+        self.outputs: tuple[Tensor, Tensor] | None = None
 
     def __iter__(self) -> Iterator[tuple[int, slice, slice]]:
         return ((sample, heads, tokens) for sample in range(self.batch) for heads in self.heads for tokens in self.tokens)
@@ -129,7 +131,8 @@ class _Sums(torch.autograd.Function):
     """(sums [B, H, M, D + 1], weights [B, H, N, M]); its backward pass does that of `_Outputs` for the weights as well."""
 
     @staticmethod
-    def forward(ctx, tiles, tokens, matrix, bias, mask, temperature, noise):
+    def forward(ctx: Any, tiles: _Tiles, tokens: Tensor, matrix: Tensor, bias: Tensor, mask: Tensor | None,
+                temperature: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Arguments of `slice_mix`; the weights replace `noise`."""
         (u, values), slices = _u_and_values(tokens, matrix), matrix.shape[1]
         weights = u.new_empty(*u.shape[:3], slices) if noise is None else noise.detach()
@@ -155,7 +158,7 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_sums, _):
+    def backward(ctx: Any, grad_sums: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         (tokens, matrix, temperature, weights), (mixed, grad_y) = ctx.saved_tensors, ctx.tiles.outputs
         ctx.tiles.outputs = None
         grad_tokens, by_value = tokens.new_empty(tokens.shape), grad_sums[..., :-1].contiguous()
@@ -171,7 +174,7 @@ class _Sums(torch.autograd.Function):
             channels = torch.cat([grad_y[tile], values[tile], one[tile]], -1, out=inputs(heads, span))
             grad = torch.bmm(channels, by_channel[sample, heads], out=room(heads, span))  # [h, n, M]
             torch._softmax_backward_data(grad, own, -1, own.dtype, grad_input=grad)
-            if temperature is not None:  # sum_m grad_m z_m = sum_m grad_m log w_m, as the grad_m sum to 0
+            if temperature is not None and grad_temperature is not None:  # sum_m grad_m z_m = sum_m grad_m log w_m, as the grad_m sum to 0
                 logs = torch.clamp_min(own, torch.finfo(own.dtype).tiny, out=scratch(heads, span)).log_()
                 grad_temperature[tile] = logs.mul_(grad).sum(-1, keepdim=True).neg_().div_(temperature[tile])
                 grad /= temperature[tile]
@@ -193,7 +196,7 @@ class _Outputs(torch.autograd.Function):
     """y [B, H, N, D], in memory [B, N, H, D], of weights [B, H, N, M] and what each slice hands out, mixed [B, H, M, D]."""
 
     @staticmethod
-    def forward(ctx, tiles, weights, mixed):
+    def forward(ctx: Any, tiles: _Tiles, weights: Tensor, mixed: Tensor) -> Tensor:
         batch, num_heads, num_tokens, _ = weights.shape
         y = mixed.new_empty(batch, num_tokens, num_heads, mixed.shape[3]).transpose(1, 2)
         for tile in tiles:
@@ -204,7 +207,7 @@ class _Outputs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_y):
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         weights, mixed = ctx.saved_tensors
         grad_mixed = torch.zeros_like(mixed.mT, memory_format=torch.contiguous_format)  # [B, H, D, M]
         for tile in ctx.tiles:
@@ -217,14 +220,14 @@ class _Rows(torch.autograd.Function):
     """A function of rows [..., D] -> [..., 1], some rows at a time; the backward pass computes what is in between again."""
 
     @staticmethod
-    def forward(ctx, function, length, rows, *parameters):
+    def forward(ctx: Any, function: Callable[[Tensor], Tensor], length: int, rows: Tensor, *parameters: Tensor) -> Tensor:
         ctx.function, ctx.length = function, length
         ctx.save_for_backward(rows, *parameters)
         return torch.cat([function(rows[span]) for span in spans(len(rows), length)] or [rows[:, :1] * 1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, *parameters = ctx.saved_tensors
         grads = [torch.empty_like(rows), *(torch.zeros_like(parameter) for parameter in parameters)]
         for span in spans(len(rows), ctx.length):
@@ -238,7 +241,7 @@ class _Rows(torch.autograd.Function):
         return None, None, *grads
 
 
-def rowwise(function: Callable[[Tensor], Tensor], width: int, x: Tensor, parameters) -> Tensor:
+def rowwise(function: Callable[[Tensor], Tensor], width: int, x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     """function(x) [..., 1] of x [..., D], row by row, with `width` numbers a row in between and the `parameters` it uses."""
     if not in_tiles(x, x[..., 0].numel() * width):
         return function(x)

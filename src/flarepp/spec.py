@@ -15,13 +15,18 @@ import ast
 import functools
 import itertools
 import json
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flarepp.errors import unknown
+from flarepp.errors import shown, unknown
 from flarepp.record import digest, sha256
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
 
 SCALES = ("smoke", "quick", "desk", "paper")
 PACKAGE = Path(__file__).parent
@@ -61,6 +66,7 @@ class Plan:
     shown: str  # the error that tables and figures show
     compared: str  # the error that is compared with the paper's
     beside: str  # whose numbers Tables 1, 2 and 6 show
+    conda: str  # the file of envs/ that `snakemake --sdm conda` makes
     lock: str  # the file that pins what was downloaded
     datasets: dict[str, dict]
     tasks: dict[str, dict]  # of the Long Range Arena, those there are data of
@@ -134,8 +140,9 @@ def expand(config: dict) -> Plan:
     if len(locks := {picked["data"]["lock"] for picked in by_dataset.values()}) > 1:
         raise ValueError(f"data.lock: got {', '.join(sorted(locks))}; one file holds the pins of all benchmarks")
     datasets = {dataset: dataset_spec(picked, dataset) for dataset, picked in by_dataset.items()}
-    shows = (chosen["shown_error"], chosen["compared_error"], chosen["beside"], chosen["data"]["lock"])
-    plan = Plan(scale, *shows, datasets, tasks={}, runs={}, classifiers={}, predictors={}, scaling={}, curves={}, suites={})
+    shown, compared, beside, conda = (chosen[key] for key in ("shown_error", "compared_error", "beside", "conda"))
+    plan = Plan(scale, shown, compared, beside, conda, chosen["data"]["lock"], datasets, tasks={}, runs={}, classifiers={},
+                predictors={}, scaling={}, curves={}, suites={})
     known: dict[str, str] = {}  # spec -> run folder: a run that two suites share stands once, with the simpler of them
     _check_names(chosen)
     for suite in sorted(chosen["suites"], key=lambda name: _place(name, chosen["suites"][name])):
@@ -153,7 +160,7 @@ def _place(suite: str, section: dict) -> tuple[int, int, str]:
     return len(section.get("axes", {})), OF_PAPER.index(suite) if suite in OF_PAPER else len(OF_PAPER), suite
 
 
-def cost_sweep(config: dict, scale: str, root: str, **changes) -> tuple[dict[str, Run], list[dict]]:
+def cost_sweep(config: dict, scale: str, root: str, **changes: Any) -> tuple[dict[str, Run], list[dict]]:
     """The section `cost` alone, below the folder `root`: curves by path, and the entries of their suite.
 
     changes: values that replace those of the section. Without jsonschema names are checked, types and ranges are not.
@@ -173,11 +180,11 @@ def cost_sweep(config: dict, scale: str, root: str, **changes) -> tuple[dict[str
 def _mapping(config: dict, key: str) -> dict:
     value = config.get(key)
     if not isinstance(value, dict) or not value:
-        raise ValueError(f"{key}: got {value!r}; a non-empty mapping is needed")
+        raise ValueError(f"{key}: got {shown(value)}; a non-empty mapping is needed")
     return value
 
 
-def pick(value: object, scale: str, dataset: str, names: list[str], path: str = "") -> object:
+def pick(value: Any, scale: str, dataset: str, names: list[str], path: str = "") -> Any:
     """Resolve every mapping by scale or benchmark inside `value`; a key for which nothing applies is left out.
 
     `names`: the configured benchmarks. ValueError names a key that is neither a scale nor a benchmark.
@@ -212,7 +219,7 @@ def validate(picked: dict, context: str) -> None:
     _refuse(_validator(), picked, f"config ({context})", "")
 
 
-def _refuse(validator, value: dict, context: str, prefix: str) -> None:
+def _refuse(validator: Draft202012Validator | None, value: dict, context: str, prefix: str) -> None:
     if validator is None:
         return
     errors = sorted(validator.iter_errors(value), key=lambda error: [str(step) for step in error.absolute_path])
@@ -226,7 +233,7 @@ def _schema() -> dict:
 
 
 @functools.cache
-def _validator(definition: str | None = None):
+def _validator(definition: str | None = None) -> Draft202012Validator | None:
     """Draft 2020-12, stricter: an integer is no 16.0, a number lies within 1e300. One `$defs` entry of the schema, or all of it.
     None without jsonschema, which `cost_sweep` can do without."""
     try:
@@ -244,19 +251,19 @@ def _validator(definition: str | None = None):
     return jsonschema.validators.extend(draft, type_checker=checker)(schema)
 
 
-def _explain(error, prefix: str) -> str:
+def _explain(error: Any, prefix: str) -> str:
     """Key, what came, what is allowed."""
     path = ".".join([*filter(None, [prefix]), *(str(step) for step in error.absolute_path)]) or "the top level"
     if error.validator == "additionalProperties":
-        allowed = sorted(error.schema.get("properties", {}))
-        extra = next(key for key in error.instance if key not in allowed)
-        return f"{path}: {unknown('key', extra, allowed)}"
+        known = sorted(error.schema.get("properties", {}))
+        extra = next(key for key in error.instance if key not in known)
+        return f"{path}: {unknown('key', extra, known)}"
     if error.validator == "required":
         missing = next(key for key in error.validator_value if key not in error.instance)
         return f"{path}: the key {missing!r} is missing"
     if error.validator == "enum":
         return f"{path}: {unknown('value', error.instance, error.validator_value)}"
-    meaning = error.schema.get("description", "")
+    meaning, allowed = error.schema.get("description", ""), ""
     if error.validator == "type":
         kinds = error.validator_value if isinstance(error.validator_value, str) else " or ".join(error.validator_value)
         allowed = f"a value of type {kinds}{_yaml_hint(error.instance)}"
@@ -264,16 +271,16 @@ def _explain(error, prefix: str) -> str:
         allowed = "a list without repetitions"
     else:
         allowed = f"{LIMITS.get(error.validator, error.validator)} {error.validator_value}"
-    return f"{path}: got {error.instance!r}, needed is {allowed}. {meaning}".rstrip()
+    return f"{path}: got {shown(error.instance)}, needed is {allowed}. {meaning}".rstrip()
 
 
 def _yaml_hint(value: object) -> str:
     """YAML reads 1e-3 as text, and `--config` hands over numbers inside lists and mappings as text."""
+    if not isinstance(value, str):
+        return ""
     try:
-        number = float(value) if isinstance(value, str) else None
+        number = float(value)
     except ValueError:
-        number = None
-    if number is None:
         return ""
     written = int(number) if number.is_integer() and not set(value) & set(".eE") else number
     return f" ({value!r} is text; in a YAML file write {written!r})"
@@ -354,7 +361,7 @@ def _check_names(chosen: dict) -> None:
         _known(section.get("axes", ()), sorted(options | set(_training_keys())), f"suites.{suite}.axes", "key")
 
 
-def _suite_entries(plan: Plan, known: dict, suite: str, chosen: dict, by_dataset: dict):
+def _suite_entries(plan: Plan, known: dict, suite: str, chosen: dict, by_dataset: dict) -> Iterator[dict]:
     """Yield one entry per table cell and seed; runs that are new join the plan."""
     section = chosen["suites"][suite]
     where = f"suites.{suite}"
@@ -369,13 +376,13 @@ def _suite_entries(plan: Plan, known: dict, suite: str, chosen: dict, by_dataset
             yield _predictor_entry(plan, suite, predictor, dataset, by_dataset[dataset])
 
 
-def _known(names, allowed, where: str, what: str) -> None:
+def _known(names: Iterable[str], allowed: Collection[str], where: str, what: str) -> None:
     for name in names:
         if name not in allowed:
             raise ValueError(f"{where}: {unknown(what, name, allowed)}")
 
 
-def _model_entries(plan: Plan, known: dict, suite: str, model: str, dataset: str, picked: dict):
+def _model_entries(plan: Plan, known: dict, suite: str, model: str, dataset: str, picked: dict) -> Iterator[dict]:
     section, axes = picked["models"][model], picked["suites"][suite].get("axes", {})
     base = {"dataset": dataset, "dataset_label": picked["datasets"][dataset]["label"], "model": model,
             "label": section["label"], "role": section["role"]}
@@ -403,7 +410,7 @@ def _predictor_entry(plan: Plan, suite: str, predictor: str, dataset: str, picke
             "seed": 0}
 
 
-def _scaling_entries(plan: Plan, picked: dict):
+def _scaling_entries(plan: Plan, picked: dict) -> Iterator[dict]:
     """Yield one entry per cell of the scaling experiment, models x tokens x latents x ranks; its runs join the plan."""
     section = picked["scaling"]
     _known(section["models"], picked["models"], "scaling.models", "model")
@@ -439,7 +446,7 @@ def scaling_spec(scale: str, picked: dict, model: str, num_tokens: int, num_late
     return {"scale": scale, "model": given, "scaling": settings | cell}
 
 
-def _cost_entries(curves: dict[str, Run], picked: dict, scale: str, root: str):
+def _cost_entries(curves: dict[str, Run], picked: dict, scale: str, root: str) -> Iterator[dict]:
     """Yield one entry per cell of the cost curves, models x latents x tokens; the curves join `curves`."""
     section = picked["cost"]
     _known(section["models"], picked["models"], "cost.models", "model")
@@ -500,7 +507,7 @@ def _by_task(arena: dict, scale: str) -> dict[str, dict]:
     return by_task
 
 
-def _lra_entries(plan: Plan, by_task: dict[str, dict], root: str, seeds: list[int]):
+def _lra_entries(plan: Plan, by_task: dict[str, dict], root: str, seeds: list[int]) -> Iterator[dict]:
     """Yield one entry per row, task and seed, then those of the baselines; tasks and runs join the plan."""
     section = next(iter(by_task.values()))
     _check_lra_names(section, plan.datasets)
@@ -575,7 +582,7 @@ def lra_spec(picked: dict, row: str, data: dict, scale: str, seed: int) -> dict:
     return {"scale": scale, "dataset": data, "model": options, "training": training | {"seed": seed}}
 
 
-def variant(spec: dict, axes) -> str:
+def variant(spec: dict, axes: Iterable[str]) -> str:
     """The folder of a run: depth, latents, precision and seed, then any other axis of its suite."""
     model, training = spec["model"], spec["training"]
     parts = [f"B{model['num_blocks']}" if "num_blocks" in model else "",
@@ -605,7 +612,7 @@ def _training_keys() -> tuple[str, ...]:
     return tuple(_schema()["$defs"]["training"]["properties"])
 
 
-def _recipe(layers, data: dict, where: str, without: tuple[str, ...] = ()) -> dict:
+def _recipe(layers: Iterable[dict], data: dict, where: str, without: tuple[str, ...] = ()) -> dict:
     """The complete training section of a run on `data`, its length in steps. without: keys that it does not have."""
     training = _layered_training(layers, where, without)
     _refuse(_validator("training"), training, where, "training")
@@ -615,7 +622,7 @@ def _recipe(layers, data: dict, where: str, without: tuple[str, ...] = ()) -> di
     return {key: float(value) if numbers[key].get("type") == "number" else value for key, value in training.items()}
 
 
-def _layered_training(layers, where: str, without: tuple[str, ...]) -> dict:
+def _layered_training(layers: Iterable[dict], where: str, without: tuple[str, ...]) -> dict:
     """Later layers win; a layer that gives `steps` removes an earlier layer's `epochs` and the other way round."""
     training: dict = {}
     for layer in layers:
@@ -748,7 +755,7 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _constant(path: Path, name: str) -> tuple | None:
+def _constant(path: Path, name: str) -> Any:
     """The literal that a module assigns to `name`, None if it assigns none."""
     for node in _tree(path).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
@@ -760,7 +767,8 @@ def _dict_keys(path: Path, name: str) -> list[str]:
     """The keys of the dictionary that a module assigns to `name`."""
     found = (node.value for node in _tree(path).body if isinstance(node, ast.Assign)
              and any(isinstance(target, ast.Name) and target.id == name for target in node.targets))
-    return [ast.literal_eval(key) for key in next(found).keys]
+    keys = next(node.keys for node in found if isinstance(node, ast.Dict))
+    return [ast.literal_eval(key) for key in keys if key is not None]
 
 
 def _arguments(name: str, folder: str, class_name: str, where: str) -> dict:
@@ -792,16 +800,17 @@ def _model_sources(module: str, model: dict) -> tuple[str, ...]:
 @functools.cache
 def sources(*modules: str) -> tuple[str, ...]:
     """Files of these modules and of every module of the package they import, relative to the project, sorted."""
-    files, waiting = set(), list(modules)
+    files: set[Path] = set()
+    waiting = list(modules)
     while waiting:
         path = _module_file(waiting.pop())
         if path in files:
             continue
         files.add(path)
         for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flarepp":
-                inner = [f"{node.module}.{alias.name}" for alias in node.names]
-                waiting += [name if _module_file(name).exists() else node.module for name in inner]
+            if isinstance(node, ast.ImportFrom) and (module := node.module or "").split(".")[0] == "flarepp":
+                inner = [f"{module}.{alias.name}" for alias in node.names]
+                waiting += [name if _module_file(name).exists() else module for name in inner]
     return tuple(sorted(str(path.relative_to(PACKAGE.parents[1])) for path in files))
 
 

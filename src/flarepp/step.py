@@ -51,7 +51,7 @@ def configure(settings: dict) -> None:
 class Step:
     """The complete model of a spec and the sample of its section, or the tokens in `span`; calling it makes one step."""
 
-    def __init__(self, spec: dict, section: str, device: torch.device, span: tuple[int, int] | None = None):
+    def __init__(self, spec: dict, section: str, device: torch.device, span: tuple[int, int] | None = None) -> None:
         settings, self.device = spec[section], device
         torch.manual_seed(settings["seed"])
         self.model = build_model(**spec["model"], in_dim=IN_DIM, out_dim=OUT_DIM).to(device)

@@ -1,8 +1,8 @@
 """One run: a spec and a dataset in, one record out (metrics.json, history.csv, predictions.h5, model.safetensors).
 
 The run is a function of (spec, data): every draw comes from the spec's seed, the thread count from the spec. A checkpoint is
-written atomically every `checkpoint_seconds`, so a killed run resumes and ends with the same bits on CPU. A run that diverges
-or runs out of memory is a result and is recorded as one.
+written atomically every `checkpoint_seconds`, and on SIGTERM, with which the run then ends: started again it resumes, and
+ends with the same bits on CPU. A run that diverges or runs out of memory is a result and is recorded as one.
 
 Several processes (ranks) train one run together: they hold the same weights, optimiser and generators, each computes its
 tokens of its samples, and the main one writes and prints. What ends a run is decided from numbers that all of them hold.
@@ -12,15 +12,19 @@ Only lack of memory strikes one alone: it leaves the record and fails, so that w
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import math
 import os
-import pickle
+import signal
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -30,12 +34,23 @@ from tqdm import tqdm
 
 from flarepp import parallel, record
 from flarepp.data import store
+from flarepp.events import event_writer
 from flarepp.losses import relative_l2, training_loss
 from flarepp.memory import keep_freed
 from flarepp.models import build_model
 from flarepp.optimise import Optimiser, build_optimiser, optimiser_step
-from flarepp.provenance import (check_sections, choose_device, code_digest, exclusive, git_state, is_out_of_memory, machine,
-                                parameter_dtypes, peak_memory_mb)
+from flarepp.processes import sigterm_noted
+from flarepp.provenance import (
+    check_sections,
+    choose_device,
+    code_digest,
+    exclusive,
+    git_state,
+    is_out_of_memory,
+    machine,
+    parameter_dtypes,
+    peak_memory_mb,
+)
 
 HISTORY = ("step", "lr", "loss", "grad_norm", "loss_scale", "test_last", "test_ema")
 HISTORY_ROWS = 500  # rows of the learning curve besides the evaluations
@@ -110,6 +125,7 @@ class Run(Inference):
     optimiser: Optimiser
     progress: Progress
     step_seconds: list[float] = field(default_factory=list)  # of every step that this process took
+    watch: Callable[[dict], None] = field(default=lambda row: None)  # called with every row of the history
 
     @property
     def model(self) -> nn.Module:
@@ -174,7 +190,8 @@ def next_batch(run: Run) -> Tensor:
 def training_step(run: Run) -> Tensor:
     """Draw a batch and attempt one optimiser step; returns the gradient norm. Raises Diverged on collapse of the scale."""
     progress, ranks, batch = run.progress, run.ranks, run.train.batch(next_batch(run))
-    features, target, mask = (None if part is None else ranks.shard(ranks.replica(part)) for part in batch)
+    features, target = (ranks.shard(ranks.replica(part)) for part in batch[:2])
+    mask = None if batch[2] is None else ranks.shard(ranks.replica(batch[2]))
     run.model.train()
     prediction = predict(run, run.model, features, mask)
     num_tokens = batch[0].shape[1]
@@ -195,7 +212,7 @@ def training_step(run: Run) -> Tensor:
 
 
 @contextmanager
-def evaluation_draws(run: Inference):
+def evaluation_draws(run: Any) -> Iterator[None]:
     """Draws of the block come from the spec's seed; afterwards the generators stand where they stood."""
     with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
         torch.manual_seed(run.spec["training"]["seed"])
@@ -241,6 +258,7 @@ def add_history(run: Run, norm: Tensor, rate: float, evaluated: bool) -> None:
         run.say(f"step {progress.steps}: loss {row['loss']:.4g}, test {row['test_last']:.4g} "
                 f"(ema {row['test_ema']:.4g}), {progress.seconds:.0f} s")
     progress.history.append(row)
+    run.watch(row)
     progress.loss_sum, progress.loss_count = 0.0, 0
 
 
@@ -250,11 +268,14 @@ def fit(run: Run, checkpoint: Path) -> None:
     steps, evaluations = training["steps"], training["num_evaluations"]
     marks = {round(steps * (index + 1) / evaluations) for index in range(evaluations)}
     interval = max(1, steps // HISTORY_ROWS)
-    started = saved = time.monotonic()
+    started = time.monotonic()
     before = progress.seconds
-    with tqdm(total=steps, initial=progress.steps, unit="step", disable=None if run.ranks.is_main else True) as bar:
+    for row in progress.history:  # of a resumed run
+        run.watch(row)
+    shown = tqdm(total=steps, initial=progress.steps, unit="step", disable=None if run.ranks.is_main else True)
+    with checkpoints(run, checkpoint) as keep, shown as bar:
         while progress.steps < steps:
-            reached, rate = progress.steps, run.optimiser.schedule.get_last_lr()[0]
+            reached, rate = progress.steps, float(run.optimiser.schedule.get_last_lr()[0])
             begun = time.monotonic()
             norm = training_step(run)
             run.step_seconds.append(time.monotonic() - begun)
@@ -262,33 +283,62 @@ def fit(run: Run, checkpoint: Path) -> None:
             progress.seconds = before + time.monotonic() - started
             if progress.steps > reached and (progress.steps in marks or progress.steps % interval == 0):
                 add_history(run, norm, rate, progress.steps in marks)
-            if run.ranks.is_main and time.monotonic() - saved >= training["checkpoint_seconds"]:
-                save_checkpoint(run, checkpoint)
-                saved = time.monotonic()
+            if run.ranks.is_main:
+                keep()
+
+
+@contextmanager
+def checkpoints(run: Any, path: Path) -> Iterator[Callable[[], None]]:
+    """What to call after every step, on the main rank: it saves the run when it is time, and on SIGTERM also ends it.
+
+    The other ranks take their steps until the main one is gone.
+    """
+    saved = time.monotonic()
+
+    def keep() -> None:
+        nonlocal saved
+        if noted.is_set() or time.monotonic() - saved >= run.spec["training"]["checkpoint_seconds"]:
+            save_checkpoint(run, path)
+            saved = time.monotonic()
+        if noted.is_set():
+            run.say(f"SIGTERM: stopped at step {run.progress.steps}; the same command goes on from there")
+            raise SystemExit(128 + signal.SIGTERM)
+
+    with sigterm_noted() as noted:
+        yield keep
 
 
 def save_checkpoint(run: Run, path: Path) -> None:
-    """Write the complete state of the run, atomically."""
+    """Write the complete state of the run behind the SHA-256 of it and of the file's name, atomically."""
     generators = {"cpu": torch.get_rng_state()}
     if run.device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(run.device)
     state = {"model": run.model.state_dict(), "optimiser": run.optimiser.state_dict(),
              "progress": asdict(run.progress), "generators": generators}
+    torch.save(state, content := io.BytesIO())
     with record.atomic_path(path) as partial:
-        torch.save(state, partial)
+        with open(partial, "wb") as stream:
+            stream.write(_checkpoint_digest(path, content.getbuffer()))
+            stream.write(content.getbuffer())
 
 
-def restore_checkpoint(run: Run, path: Path) -> None:
-    """Continue from `path` if it exists."""
+def _checkpoint_digest(path: Path, content: bytes | memoryview) -> bytes:
+    """Binds a checkpoint to its name, which says what it is of. Copies nothing: memory is a metric of the run."""
+    digest = hashlib.sha256(path.name.encode())
+    digest.update(content)
+    return digest.digest()
+
+
+def restore_checkpoint(run: Any, path: Path) -> None:
+    """Continue from `path` if it exists and is as it was written there."""
     if not path.exists():
         return
-    try:
-        state = torch.load(path, map_location=run.device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        if is_out_of_memory(error):
-            raise
-        run.say(f"{path} is damaged ({str(error).splitlines()[0]}); starting from the first step")
+    with open(path, "rb") as stream:
+        digest, content = stream.read(32), stream.read()
+    if digest != _checkpoint_digest(path, content):
+        run.say(f"{path} is damaged; starting from the first step")
         return
+    state = torch.load(io.BytesIO(content), map_location=run.device, weights_only=True)
     run.model.load_state_dict(state["model"])
     run.optimiser.load_state_dict(state["optimiser"])
     run.progress = Progress(**state["progress"])
@@ -298,7 +348,7 @@ def restore_checkpoint(run: Run, path: Path) -> None:
     run.say(f"resumed at step {run.progress.steps} from {path}")
 
 
-def provenance(spec: dict, benchmark: store.Benchmark, code: str, dtypes: list[str], num_ranks: int = 1) -> dict:
+def provenance(spec: dict, benchmark: Any, code: str, dtypes: list[str], num_ranks: int = 1) -> dict:
     """Where the numbers come from: data, versions, device, precision as read back, commit, digest of the code."""
     return {
         "dataset": benchmark.provenance, "grid": benchmark.grid and list(benchmark.grid), "num_ranks": num_ranks,
@@ -347,9 +397,9 @@ def metrics_of(run: Run, regions: dict[str, np.ndarray], succeeded: bool) -> dic
     """The metrics of a record; errors, also those over the regions [S, N, 1] alone, only of a run that succeeded."""
     errors = {name: mean_error(run, name) for name in run.evaluated} | {"best_test": run.progress.best_test}
     for region, inside in regions.items():
-        inside = torch.from_numpy(inside).to(run.device)
+        mask = torch.from_numpy(inside).to(run.device)
         for name, (prediction, _) in run.evaluated.items():
-            error = relative_l2(prediction * inside, run.test.target * inside)
+            error = relative_l2(prediction * mask, run.test.target * mask)
             errors[f"{name}_{region}"] = error.double().mean().item()
     return {
         **(errors if succeeded else {}), "steps": run.progress.steps, "skipped_steps": run.progress.skipped,
@@ -375,7 +425,7 @@ def learn(run: Run, checkpoint: Path) -> tuple[str, str]:
     return "ok", ""
 
 
-def checkpoint_path(spec: dict, benchmark: store.Benchmark, code: str, run_dir: Path) -> Path:
+def checkpoint_path(spec: dict, benchmark: Any, code: str, run_dir: Path) -> Path:
     """The file names what the state in it is of; that is the same for any number of ranks."""
     training = {key: value for key, value in spec["training"].items() if key not in ("context_parallel", "data_parallel")}
     key = record.digest([spec | {"training": training}, benchmark.fingerprint, torch.__version__, code])
@@ -399,7 +449,8 @@ def leave_record(result: dict, run_dir: Path) -> dict:
     return result
 
 
-def run_of(spec: dict, benchmark: store.Benchmark, ranks: parallel.Ranks, run_dir: Path) -> tuple[Run | None, dict]:
+def run_of(spec: dict, benchmark: store.Benchmark, ranks: parallel.Ranks, run_dir: Path,
+           events: bool = False) -> tuple[Run | None, dict]:
     """Build and train; returns the run, None without memory for it, and the content of metrics.json."""
     regions, num_ranks, run = benchmark.regions(), ranks.num_context * ranks.num_data, None
     try:
@@ -410,6 +461,8 @@ def run_of(spec: dict, benchmark: store.Benchmark, ranks: parallel.Ranks, run_di
         code, status, message = code_digest(), "oom", f"building the model: {str(error).splitlines()[0]}"
     else:
         code = code_digest()  # of the model too, now that it is loaded
+        if events and ranks.is_main:
+            run.watch = event_writer(run_dir)
         status, message = learn(run, checkpoint_path(spec, benchmark, code, run_dir))
         if status != "ok":
             run.evaluated.clear()
@@ -427,13 +480,13 @@ def fail_without_memory(benchmark: store.Benchmark, run: Run | None, result: dic
     raise MemoryError(result["message"])
 
 
-def train(spec: dict, data: Path, run_dir: Path, *, locked: bool = False) -> dict | None:
+def train(spec: dict, data: Path, run_dir: Path, *, locked: bool = False, events: bool = False) -> dict | None:
     """Run `spec` on the dataset file `data` and leave the record in `run_dir`; returns metrics.json's content.
 
     A run of several ranks calls it on each of them; only the main one returns the record. Divergence and lack of memory end
     the run with that status; lack of memory on one of several ranks leaves the record and raises MemoryError. All else
     raises, and no metrics.json is there then, nor one of an earlier attempt; ValueError for a spec that lacks a section.
-    `locked`: the process that started this one holds the folder's lock.
+    `locked`: the process that started this one holds the folder's lock. `events`: leave event files for TensorBoard, too.
     """
     check_sections(spec)
     training = spec["training"]
@@ -445,7 +498,7 @@ def train(spec: dict, data: Path, run_dir: Path, *, locked: bool = False) -> dic
             (run_dir / "metrics.json").unlink(missing_ok=True)
         ranks.barrier()
         benchmark = store.read(data)
-        run, result = run_of(spec, benchmark, ranks, run_dir)
+        run, result = run_of(spec, benchmark, ranks, run_dir, events)
         if result["status"] == "oom" and result["provenance"]["num_ranks"] > 1:
             fail_without_memory(benchmark, run, result, run_dir)
         if ranks.is_main:
@@ -456,7 +509,7 @@ def train(spec: dict, data: Path, run_dir: Path, *, locked: bool = False) -> dic
         return None
 
 
-def train_on_ranks(spec: dict, data: Path, run_dir: Path) -> dict | None:
+def train_on_ranks(spec: dict, data: Path, run_dir: Path, events: bool = False) -> dict | None:
     """`train` on the processes that the spec asks for: this one, which may be one of torchrun's, or as many forks of it.
 
     Raises parallel.RankFailed when a fork fails; no metrics.json is there then. Lack of memory on one of them is a result.
@@ -464,7 +517,7 @@ def train_on_ranks(spec: dict, data: Path, run_dir: Path) -> dict | None:
     check_sections(spec)
     num_ranks = check_ranks(spec["training"])
     if num_ranks == 1 or parallel.launched():
-        return train(spec, data, run_dir)
+        return train(spec, data, run_dir, events=events)
     import torch._dynamo  # noqa: F401  the optimiser imports it: once here for all the forks, more than a second each
 
     path = run_dir / "metrics.json"
@@ -472,7 +525,7 @@ def train_on_ranks(spec: dict, data: Path, run_dir: Path) -> dict | None:
     with exclusive(run_dir / ".lock"):  # before there are ranks: while they wait for the main one, time runs out
         path.unlink(missing_ok=True)
         try:
-            return parallel.launch(partial(train, locked=True), (spec, data, run_dir), num_ranks)
+            return parallel.launch(partial(train, locked=True, events=events), (spec, data, run_dir), num_ranks)
         except parallel.RankFailed:
             if path.exists() and (result := record.read_json(path))["status"] == "oom":
                 return result

@@ -1,10 +1,6 @@
 # Cost curves: one model over all numbers of tokens of Figure 5 a job, which measures each in a process of its own.
 
 
-def cost_of(wildcards):
-    return PLAN.curves[wildcards.curve].spec["cost"]
-
-
 rule cost:
     input:
         code=lambda wildcards: PLAN.curves[wildcards.curve].code,
@@ -16,16 +12,19 @@ rule cost:
         "{curve}/cost.log",
     benchmark:
         "{curve}/benchmark.tsv"
+    conda:
+        environment
     threads: CORES  # all of them, whatever a step uses: a job beside it would be part of its times
     resources:
-        mem_mb=8000,
+        mem_mb=doubled(8000),
         gpu=lambda wildcards: int(cost_of(wildcards)["device"] == "cuda"),
     params:
         spec=lambda wildcards: PLAN.curves[wildcards.curve].json,
         device=lambda wildcards: cost_of(wildcards)["device"],
+        devices=lambda wildcards: on_devices(int(cost_of(wildcards)["device"] == "cuda"), up_to=True),  # a lack is a result
         tokens=lambda wildcards: ", ".join(map(str, cost_of(wildcards)["num_tokens"])),
     message:
         "cost {wildcards.curve} on {params.device}, N {params.tokens}"
     shell:
         "printf '%s\\n' {params.spec:q} > {output.spec:q} && "
-        "python -m flarepp cost {output.spec:q} > {log:q} 2>&1"
+        "exec {params.devices}python -m flarepp cost {output.spec:q} > {log:q} 2>&1"

@@ -19,10 +19,12 @@ rule dataset:
         f"{RESULTS}/logs/data/{{dataset}}.log",
     benchmark:
         f"{RESULTS}/benchmarks/data/{{dataset}}.tsv"
+    retries: 2 if "download" in SOURCES else None  # else what the profile says
+    conda:
+        environment
     threads: max(1, CORES // len(PLAN.datasets))
-    retries: 2 if "download" in SOURCES else 0
     resources:
-        mem_mb=4000,
+        mem_mb=doubled(4000),
     params:
         spec=lambda wildcards: PLAN.dataset_json(wildcards.dataset),
         published=lambda wildcards: PLAN.published_json(wildcards.dataset),

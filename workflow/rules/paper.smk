@@ -1,35 +1,8 @@
 # The paper layer: pure functions of records (and of the predictions that stand beside them), or of the datasets. One rule an
 # artefact, so that `snakemake table1` builds it and the report shows its own caption; the last sets all as one document.
 
-import shutil
-import subprocess
-
 SHOWN = f"--shown {PLAN.shown} --scale {SCALE}"
 CATEGORIES = {"table": "Tables", "figure": "Figures", "ledger": "Ledger"}  # of the report, by how names begin
-
-
-def in_report(path, name):
-    """An output that the report shows, under the number that the paper gives it: figure5_cells is "Figure 5 cells"."""
-    title = re.sub(r"^(table|figure)(\d+)", r"\1 \2", name).replace("_", " ").capitalize()
-    category = next((CATEGORIES[start] for start in CATEGORIES if name.startswith(start)), "Supplementary")
-    return report(path, category=category, labels={"artefact": title}, caption=f"../report/{name}.rst")
-
-
-def table_files(name, folder=f"{RESULTS}/tables"):
-    """A table or the ledger: the page for the report, whose numbers link to runs, and the forms for papers and programs."""
-    files = {kind: f"{folder}/{name}.{kind}" for kind in ("tex", "csv", "md")}
-    return files | {"html": in_report(f"{folder}/{name}.html", name)}
-
-
-def figure_files(name):
-    return {"pdf": f"{FIGURE_FOLDER}/{name}.pdf", "png": in_report(f"{FIGURE_FOLDER}/{name}.png", name)}
-
-
-def has_latex():
-    """Whether paper.pdf can be made; then it is an output beside paper.tex."""
-    if not all(map(shutil.which, ("pdflatex", "kpsewhich"))):
-        return False
-    return subprocess.run(["kpsewhich", "booktabs.sty", "hyperref.sty"], capture_output=True).returncode == 0
 
 
 for name, suite in TABLES.items():
@@ -44,9 +17,11 @@ for name, suite in TABLES.items():
             **table_files(name),
         log:
             f"{RESULTS}/logs/paper/{name}.log",
+        conda:
+            environment
         params:
             name=name,
-            folder=f"{RESULTS}/tables",
+            folder=subpath(output[0], parent=True),
             shown=f"{SHOWN} --compared {PLAN.compared} --beside {PLAN.beside}",
         message:
             "{params.name}"
@@ -67,9 +42,11 @@ for name, suite in FIGURES.items():
             **figure_files(name),
         log:
             f"{RESULTS}/logs/paper/{name}.log",
+        conda:
+            environment
         params:
             name=name,
-            folder=FIGURE_FOLDER,
+            folder=subpath(output[0], parent=True),
             shown=SHOWN,
         message:
             "{params.name}"
@@ -86,12 +63,15 @@ rule table3:
         **table_files("table3"),
     log:
         f"{RESULTS}/logs/paper/table3.log",
+    conda:
+        environment
     params:
-        folder=f"{RESULTS}/tables",
+        folder=subpath(output[0], parent=True),
+        scale=SCALE,
     message:
         "table3"
     shell:
-        "python -m flarepp table table3 --cards {input.cards:q} --out {params.folder:q} --scale {SCALE} > {log:q} 2>&1"
+        "python -m flarepp table table3 --cards {input.cards:q} --out {params.folder:q} --scale {params.scale} > {log:q} 2>&1"
 
 
 # The cards stand for the files, as in the rules of the runs.
@@ -104,12 +84,15 @@ rule figure2:
         **figure_files("figure2"),
     log:
         f"{RESULTS}/logs/paper/figure2.log",
+    conda:
+        environment
     params:
-        folder=FIGURE_FOLDER,
+        folder=subpath(output[0], parent=True),
+        scale=SCALE,
     message:
         "figure2"
     shell:
-        "python -m flarepp figure figure2 --stores {input.stores:q} --out {params.folder:q} --scale {SCALE} > {log:q} 2>&1"
+        "python -m flarepp figure figure2 --stores {input.stores:q} --out {params.folder:q} --scale {params.scale} > {log:q} 2>&1"
 
 
 rule ledger:
@@ -125,8 +108,10 @@ rule ledger:
         consistency=f"{RESULTS}/consistency.csv",
     log:
         f"{RESULTS}/logs/paper/ledger.log",
+    conda:
+        environment
     params:
-        folder=RESULTS,
+        folder=subpath(output[0], parent=True),
         shown=f"{SHOWN} --compared {PLAN.compared}",
     message:
         "claims ledger"
@@ -145,10 +130,13 @@ rule paper_pdf:
         [f"{FIGURE_FOLDER}/paper.{kind}" for kind in ("tex", *(["pdf"] if has_latex() else []))],
     log:
         f"{RESULTS}/logs/paper/paper_pdf.log",
+    conda:
+        environment
     params:
-        folder=FIGURE_FOLDER,
+        folder=subpath(output[0], parent=True),
+        scale=SCALE,
     message:
         "all tables and figures in one document"
     shell:
         "python -m flarepp document --tables {input.tables:q} --figures {input.figures:q} --out {params.folder:q}"
-        " --scale {SCALE} > {log:q} 2>&1"
+        " --scale {params.scale} > {log:q} 2>&1"

@@ -1,10 +1,6 @@
 # Scaling runs: one cell of Table 2 a job, which forks its ranks itself.
 
 
-def scaling_of(wildcards):
-    return PLAN.scaling[wildcards.cell].spec["scaling"]
-
-
 rule scaling:
     input:
         code=lambda wildcards: PLAN.scaling[wildcards.cell].code,
@@ -15,14 +11,17 @@ rule scaling:
         "{cell}/parallel.log",
     benchmark:
         "{cell}/benchmark.tsv"
+    conda:
+        environment
     threads: CORES  # all of them, whatever its ranks use: a job beside it would be part of its times
     resources:
-        mem_mb=8000,
-        gpu=lambda wildcards: scaling_of(wildcards)["num_ranks"] if scaling_of(wildcards)["device"] == "cuda" else 0,
+        mem_mb=doubled(8000),
+        gpu=gpus_of_scaling,
     params:
         spec=lambda wildcards: PLAN.scaling[wildcards.cell].json,
+        devices=lambda wildcards: on_devices(gpus_of_scaling(wildcards), up_to=True),  # a lack of them is a result
     message:
         "scaling {wildcards.cell}"
     shell:
         "printf '%s\\n' {params.spec:q} > {output.spec:q} && "
-        "python -m flarepp parallel {output.spec:q} > {log:q} 2>&1"
+        "exec {params.devices}python -m flarepp parallel {output.spec:q} > {log:q} 2>&1"

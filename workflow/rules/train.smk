@@ -2,26 +2,8 @@
 # A run of R x P processes has the threads, and where it may use CUDA the devices, of all of them.
 # The card stands for the dataset: it holds the fingerprint and is small enough to be compared by checksum.
 
-import math
 
-
-def dataset_of(run):
-    return f"{RESULTS}/data/{run.spec['dataset']['name']}"
-
-
-def training_of(wildcards):
-    return PLAN.trained[wildcards.run].spec["training"]
-
-
-def ranks_of(wildcards):
-    return math.prod(training_of(wildcards).get(key, 1) for key in ("context_parallel", "data_parallel"))
-
-
-def gpus_of(wildcards):
-    """Devices that several processes may take; a run of one process is not limited."""
-    return ranks_of(wildcards) if ranks_of(wildcards) > 1 and training_of(wildcards)["device"] != "cpu" else 0
-
-
+# `exec`: it is the command that signals reach, not the shell around it.
 rule train:
     input:
         card=lambda wildcards: dataset_of(PLAN.trained[wildcards.run]) + ".json",
@@ -37,18 +19,25 @@ rule train:
         "{run}/train.log",
     benchmark:
         "{run}/benchmark.tsv"
+    conda:
+        environment
     threads: lambda wildcards: training_of(wildcards)["num_threads"] * ranks_of(wildcards)
     resources:
-        mem_mb=lambda wildcards: 4000 * ranks_of(wildcards),
+        mem_mb=lambda wildcards, attempt: 4000 * ranks_of(wildcards) * 2 ** (attempt - 1),
         gpu=gpus_of,
+        options=" --tensorboard" if config["tensorboard"] else "",  # not a parameter: it re-runs nothing
+        runtime=0,  # minutes after which it stops with a checkpoint, from which the next attempt goes on; 0: no limit
     params:
         spec=lambda wildcards: PLAN.trained[wildcards.run].json,
         verb=lambda wildcards: PLAN.trained[wildcards.run].verb,
+        devices=lambda wildcards: on_devices(gpus_of(wildcards), training_of(wildcards)["device"] == "auto"),
     message:
         "{params.verb} {wildcards.run}"
     shell:
-        "printf '%s\\n' {params.spec:q} > {output.spec:q} && "
-        "python -m flarepp {params.verb} {output.spec:q} --data {input.store:q} > {log:q} 2>&1"
+        "printf '%s\\n' {params.spec:q} > {output.spec:q} && exec {params.devices}"
+        "python -m flarepp {params.verb} {output.spec:q} --data {input.store:q} --minutes {resources.runtime}"
+        "{resources.options}"
+        " > {log:q} 2>&1"
 
 
 rule predictor:
@@ -61,6 +50,8 @@ rule predictor:
         metrics=ensure("{predictor}/metrics.json", non_empty=True),
     log:
         "{predictor}/predictor.log",
+    conda:
+        environment
     threads: 1
     params:
         spec=lambda wildcards: PLAN.predictors[wildcards.predictor].json,
@@ -80,6 +71,8 @@ rule suite_records:
         digest=f"{RESULTS}/records/{{suite}}.csv.sha256",
     log:
         f"{RESULTS}/logs/records/{{suite}}.log",
+    conda:
+        environment
     params:
         plan=lambda wildcards: PLAN.suite_json(wildcards.suite),
     message:
@@ -98,6 +91,8 @@ rule records:
         digest=f"{RESULTS}/records.csv.sha256",
     log:
         f"{RESULTS}/logs/records/all.log",
+    conda:
+        environment
     message:
         "records of all suites"
     shell:

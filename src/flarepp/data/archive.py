@@ -14,6 +14,7 @@ import shutil
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 from tqdm import tqdm
 
@@ -30,7 +31,7 @@ READ = 1 << 20  # bytes
 class _Bounded:
     """The unpacked stream, which ends with an error when it yields more than `limit` bytes."""
 
-    def __init__(self, stream: gzip.GzipFile, limit: int):
+    def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
         self.stream, self.limit, self.count = stream, limit, 0
 
     def read(self, size: int) -> bytes:
@@ -68,7 +69,7 @@ def _extract(archive: Path, folder: Path, name: str) -> None:
     try:
         with gzip.open(archive) as unpacked:
             stream = _Bounded(unpacked, 2 * limit)  # headers and padding come on top of the members' bytes
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=READ) as tar:
+            with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", bufsize=READ) as tar:
                 for count, member in enumerate(tqdm(tar, desc=f"unpack {name}", unit="file", disable=None), 1):
                     total += member.size
                     _require_harmless(member, count, total, limit, shutil.disk_usage(folder).free)
@@ -89,8 +90,10 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    source = tar.extractfile(member)
+    assert source is not None, member.name
     with open(path, "xb") as target:
-        shutil.copyfileobj(tar.extractfile(member), target, READ)
+        shutil.copyfileobj(source, target, READ)
 
 
 def _require_harmless(member: tarfile.TarInfo, count: int, total: int, limit: int, free: int) -> None:

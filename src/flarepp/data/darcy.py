@@ -66,8 +66,8 @@ def write_published(folder: Path, spec: dict, *, num_workers: int = 1) -> None:
                 label=f"darcy {name}",
             )
             savemat(partial_folder / name, drawn.arrays)
-            with open(partial_folder / name, "r+b") as stream:
-                stream.write(HEADER)  # SciPy's holds the time: equal samples would be other bytes
+            with open(partial_folder / name, "r+b") as file:
+                file.write(HEADER)  # SciPy's holds the time: equal samples would be other bytes
             rejected += [{"file": name} | entry for entry in drawn.rejected]
 
 

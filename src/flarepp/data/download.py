@@ -87,7 +87,7 @@ def listing(modules: Mapping[str, ModuleType], root: Path, lock: Path, generated
         known = _known(read_lock(lock))
         paths = _wanted(module, Path(root), known)
         sizes = [known[path]["bytes"] if path in known else _size(Path(root) / path) for path in paths]
-        size = "unknown" if None in sizes else tqdm.format_sizeof(sum(sizes), "B")
+        size = "unknown" if None in sizes else tqdm.format_sizeof(sum(filter(None, sizes)), "B")
         sources = "\n".join(_title(source) for source in _sources(module))
         licence = getattr(module, "LICENCE", "")
         rows.append([name, sources, licence, size, _state(module, Path(root), paths, known, Path(generated))])
@@ -118,7 +118,7 @@ def read_lock(lock: Path) -> dict:
 
 def _known(entries: dict) -> dict[str, dict]:
     """{path: {"bytes", "sha256"}} of all locked files, members of archives included."""
-    files = {}
+    files: dict[str, dict] = {}
     for path, entry in entries.items():
         files |= {path: entry, **entry.get("members", {})}
     return {path: {key: entry[key] for key in ("bytes", "sha256")} for path, entry in files.items()}
@@ -304,7 +304,7 @@ def _hub_files(repo: str, revision: str) -> tuple[str, dict[str, dict]]:
     if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
         raise Refused(f"the hub gives {info.sha!r} for revision {revision}; expected a commit of 40 hex digits")
     files = {file.rfilename: {"bytes": file.size, "sha256": file.lfs and file.lfs.sha256} for file in info.siblings or ()}
-    return info.sha, files
+    return str(info.sha), files
 
 
 def _state(module: ModuleType, root: Path, paths: list[str], known: dict, generated: Path) -> str:

@@ -9,6 +9,7 @@ split but the folders of the published archive, so here it is given.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -35,7 +36,7 @@ def presample(full: Path, out: Path, split: dict[str, list[int]], size: int = 40
     runs = [(run, Path(out) / side / f"run_{run}.npz") for side in SPLITS for run in split[side]]
     for run, path in tqdm(runs, desc="presample", disable=None):
         if not path.exists():
-            arrays = sample_run(Path(full) / f"run_{run}", run, size)
+            arrays: dict[str, Any] = sample_run(Path(full) / f"run_{run}", run, size)
             with atomic_path(path) as partial:
                 np.savez(partial, **arrays)
     write_json({"split": split, "points": size}, Path(out) / MARK)

@@ -77,8 +77,8 @@ def _replace_when_whole(path: Path, parameters: dict, rejected: list[dict]) -> I
 
 def _solver_sources() -> list[str]:
     """Digests of the loaded solvers: samples that other code solved are not taken for this one's."""
-    loaded = {module.__file__ for name, module in sys.modules.items() if name.startswith("flarepp.solvers.")}
-    return [sha256(Path(file)) for file in sorted(loaded)]
+    loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith("flarepp.solvers.")]
+    return [sha256(Path(file)) for file in sorted(filter(None, loaded))]
 
 
 def describe_files(root: Path, files: list[Path]) -> list[dict]:

@@ -1,7 +1,8 @@
 """One benchmark as one HDF5 file: raw training and test samples, the normalisers fitted on the training samples, a card.
 
 Layout: {train,test}/features [S, N, c_in] and /target [S, N, c_out] float32 in physical units; norm/{features,target} as
-[2, c] float64 (mean, standard deviation); attributes name, grid, points_correspond, card (JSON), fingerprint, complete.
+[2, c] float64 (mean, standard deviation); attributes name, grid, points_correspond, card (JSON), fingerprint, digest (of these
+attributes), complete.
 Samples of different sizes lie one behind the other, features [P, c_in] and target [P, c_out], with {train,test}/offsets [S + 1];
 in memory they are padded with zeros to the longest.
 The fingerprint is the sha256 of the arrays' bytes, so it names the numbers and not the file.
@@ -17,7 +18,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from flarepp.record import atomic_path, fingerprint
+from flarepp.record import DAMAGE, atomic_path, check_card, digest, fingerprint
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Samples:
     target: np.ndarray
     sizes: np.ndarray | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         assert self.features.ndim == self.target.ndim == 3, (self.features.shape, self.target.shape)
         assert self.features.shape[:2] == self.target.shape[:2], (self.features.shape, self.target.shape)
         if self.sizes is not None:
@@ -147,6 +148,12 @@ class Benchmark:
         return fingerprint([*self.train.arrays.values(), *self.test.arrays.values(), self.feature_norm.mean,
                             self.feature_norm.std, self.target_norm.mean, self.target_norm.std])
 
+    @property
+    def digest(self) -> str:
+        """Names all that the file says, its arrays by their fingerprint."""
+        grid = self.grid and [int(extent) for extent in self.grid]
+        return digest([self.name, grid, self.points_correspond, self.card, self.fingerprint])
+
 
 def write(benchmark: Benchmark, path: Path) -> None:
     """Write atomically; the completion mark is set last."""
@@ -163,11 +170,13 @@ def write(benchmark: Benchmark, path: Path) -> None:
                 file.attrs["grid"] = benchmark.grid
             file.attrs["card"] = json.dumps(benchmark.card)
             file.attrs["fingerprint"] = benchmark.fingerprint
+            file.attrs["digest"] = benchmark.digest
             file.attrs["complete"] = True
 
 
 def read(path: Path) -> Benchmark:
-    """Read a store. ValueError when it is incomplete, not HDF5, or its arrays do not match its fingerprint."""
+    """Read a store. ValueError when it is incomplete, not HDF5, or arrays or attributes are not as they were written, or not those of
+    the card beside it."""
     try:
         with h5py.File(path, "r") as file:
             if not file.attrs.get("complete", False):
@@ -177,7 +186,7 @@ def read(path: Path) -> Benchmark:
             attributes = dict(file.attrs)
         grid = attributes.get("grid")
         benchmark = Benchmark(
-            name=attributes["name"], train=split["train"], test=split["test"],
+            name=str(attributes["name"]), train=split["train"], test=split["test"],
             feature_norm=norm["features"], target_norm=norm["target"],
             grid=None if grid is None else tuple(int(extent) for extent in grid),
             points_correspond=bool(attributes["points_correspond"]), card=json.loads(attributes["card"]))
@@ -185,8 +194,11 @@ def read(path: Path) -> Benchmark:
         raise
     except OSError as error:
         raise ValueError(f"{path}: cannot be read as HDF5 ({error}); delete it and run again") from None
-    except (ValueError, KeyError, TypeError, IndexError, AssertionError, MemoryError) as error:
+    except DAMAGE as error:
         raise ValueError(f"{path}: not a whole dataset file ({error}); delete it and run again") from None
-    if benchmark.fingerprint != attributes["fingerprint"]:
+    if benchmark.fingerprint != str(attributes.get("fingerprint")):
         raise ValueError(f"{path}: the arrays do not match their fingerprint; delete it and run again")
+    if benchmark.digest != str(attributes.get("digest")):
+        raise ValueError(f"{path}: the attributes do not match their digest; delete it and run again")
+    check_card(path, benchmark.fingerprint)
     return benchmark

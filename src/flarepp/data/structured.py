@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,8 @@ def thinned(origin: str, nodes: tuple[int, int], stride: list[int]) -> tuple[int
             f"{origin}: {nodes[0]} x {nodes[1]} points cannot be thinned by the stride {stride}; "
             f"expected divisors of {nodes[0] - 1} and {nodes[1] - 1}"
         )
-    return tuple((count - 1) // step + 1 for count, step in zip(nodes, stride, strict=True))
+    first, second = ((count - 1) // step + 1 for count, step in zip(nodes, stride, strict=True))
+    return first, second
 
 
 def open_arrays(paths: dict[str, Path], channels: int, nodes: tuple[int, int], count: int) -> dict[str, np.ndarray]:
@@ -40,7 +42,7 @@ def open_arrays(paths: dict[str, Path], channels: int, nodes: tuple[int, int], c
     return arrays
 
 
-def write(folder: Path, files: dict[str, Path], parameters: dict, **drawing) -> None:
+def write(folder: Path, files: dict[str, Path], parameters: dict, **drawing: Any) -> None:
     """Draw samples (`drawing`: what `sampling.draw` takes but its cache) and write the arrays `files` names below `folder`."""
     rejected: list[dict] = []
     with published.generated_folder(folder, parameters, rejected) as (partial_folder, cache):
@@ -63,4 +65,5 @@ def read(arrays: dict[str, np.ndarray], spec: dict, channel: int, check: Callabl
         features.append(np.stack([x[thin], y[thin]], axis=-1).astype(np.float32).reshape(-1, 2))
         target.append(fields[channel][thin].astype(np.float32).reshape(-1, 1))
     cut = spec["num_train"]
-    return tuple(Samples(np.stack(features[part]), np.stack(target[part])) for part in (slice(cut), slice(cut, None)))
+    train, test = (Samples(np.stack(features[part]), np.stack(target[part])) for part in (slice(cut), slice(cut, None)))
+    return train, test

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from time import sleep
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import requests
 import urllib3
@@ -45,7 +45,7 @@ class Refused(Exception):
 class Later(Exception):
     """A failure that may pass; `wait` seconds, if the server said how long."""
 
-    def __init__(self, reason: str, wait: float | None = None):
+    def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
         self.wait = wait
 
@@ -75,7 +75,7 @@ def transfer(remote: Remote, partial: Path, reserve: int = 0) -> dict:
         raise OSError(errno.ENOSPC, reason, str(partial)) from None
 
 
-def patiently(action: Callable[[], object], progress: Callable[[], int] = lambda: 0):
+def patiently(action: Callable[[], object], progress: Callable[[], int] = lambda: 0) -> Any:
     """Do `action` until it raises no Later. Refused after MAX_FAILURES in a row during which `progress` did not grow."""
     failures, best = 0, progress()
     while True:
@@ -165,7 +165,7 @@ def _resumable(remote: Remote, partial: Path) -> dict:
 
 def _strong(etag: str | None) -> bool:
     """Whether an etag stands for the same bytes; a weak one (W/) stands for the same meaning only."""
-    return bool(etag) and not etag.startswith("W/")
+    return bool(etag and not etag.startswith("W/"))
 
 
 def _receive(remote: Remote, partial: Path, known: dict, offset: int, reserve: int) -> int:
@@ -210,7 +210,7 @@ def _span(response: requests.Response, remote: Remote, partial: Path, known: dic
         first, total = span.groups() if span else (None, None)
         etag = response.headers.get("ETag")
         changed = remote.sha256 is None and etag != known.get("etag")
-        if first != str(offset) or int(total) != known.get("bytes") or changed:
+        if first != str(offset) or total != str(known.get("bytes")) or changed:
             discard(partial)
             asked = f"from byte {offset} of {known['bytes']} on, etag {known['etag']}" if offset else "for the whole file"
             got = f"HTTP {response.status_code}, {span[0] if span else 'no range'}, etag {etag}"
@@ -219,10 +219,11 @@ def _span(response: requests.Response, remote: Remote, partial: Path, known: dic
         raise Refused(f"{remote.url} answers with a web page in place of data")
     if total is None and remote.size is None:
         raise Refused(f"{remote.url} does not say how large the file is, so a part could not be told from the whole")
-    total = remote.size if total is None else int(total)
-    if remote.size not in (None, total):
-        raise Refused(f"{remote.url}: expected {remote.size} bytes, the server has {total}")
-    return offset, total
+    size = remote.size if total is None else int(total)
+    assert size is not None
+    if remote.size not in (None, size):
+        raise Refused(f"{remote.url}: expected {remote.size} bytes, the server has {size}")
+    return offset, size
 
 
 def _require_space(partial: Path, needed: int) -> None:

@@ -25,7 +25,7 @@ COMPRESSORS = (None, "vtkZLibDataCompressor")
 class Surface:
     """A .vtp file of one piece. ValueError naming it, also when arrays are read, for what is damaged or of another kind."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._open()
@@ -42,13 +42,13 @@ class Surface:
             raise ValueError("it has a document type declaration")
         root = ElementTree.fromstring(text)
         self._start, self._encoded = (marker.end(), b"base64" in marker[0]) if marker else (0, False)
-        self._order = ORDERS[root.get("byte_order")]
+        self._order = ORDERS[root.get("byte_order", "")]
         self._header = np.dtype(self._order + TYPES[root.get("header_type", "UInt32")])
         self._compressed = root.get("compressor") is not None
         if root.get("compressor") not in COMPRESSORS:
             raise ValueError(f"compressor {root.get('compressor')}, expected none or zlib")
         self._piece, = root.findall("PolyData/Piece")
-        self.num_points, self.num_cells = (int(self._piece.get(f"NumberOf{kind}")) for kind in ("Points", "Polys"))
+        self.num_points, self.num_cells = (int(self._piece.get(f"NumberOf{kind}", "")) for kind in ("Points", "Polys"))
         if any(int(self._piece.get(f"NumberOf{kind}", 0)) for kind in ("Verts", "Lines", "Strips")):
             raise ValueError("it has other cells too")
 
@@ -74,9 +74,9 @@ class Surface:
         if element is None:
             raise ValueError(f"{self.path}: {place} is missing")
         try:
-            dtype = np.dtype(self._order + TYPES[element.get("type")])
+            dtype = np.dtype(self._order + TYPES[element.get("type", "")])
             if element.get("format") == "ascii":
-                values = np.array(element.text.split(), dtype)
+                values = np.array((element.text or "").split(), dtype)
             else:
                 values = np.frombuffer(self._bytes(element, rows * columns * dtype.itemsize), dtype)
             return values.reshape(rows, columns)
@@ -85,10 +85,11 @@ class Surface:
 
     def _bytes(self, element: ElementTree.Element, expected: int) -> bytes:
         """Content of an array of `expected` bytes, which follows a header that counts bytes (compressed: blocks)."""
+        data: bytes | mmap.mmap
         if element.get("format") == "appended":
-            data, start, encoded = self._data, self._start + int(element.get("offset")), self._encoded
+            data, start, encoded = self._data, self._start + int(element.get("offset", "")), self._encoded
         else:
-            data, start, encoded = "".join(element.text.split()).encode("ascii"), 0, True
+            data, start, encoded = "".join((element.text or "").split()).encode("ascii"), 0, True
         width = self._header.itemsize
         if not self._compressed:
             header, end = _segment(data, start, width, encoded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -23,7 +24,7 @@ def mixer_names() -> tuple[str, ...]:
 
 
 def build_mixer(name: str, *, channel_dim: int, num_heads: int, norm: str = "layernorm", seq_len: int | None = None,
-                grid: tuple[int, ...] | None = None, **options) -> nn.Module:
+                grid: tuple[int, ...] | None = None, **options: Any) -> nn.Module:
     """Build the mixer called `name`.
 
     channel_dim C must be divisible by num_heads H; norm is "layernorm" or "rmsnorm"; seq_len and grid reach the mixers that

@@ -16,14 +16,22 @@ from torch import Tensor, nn
 
 from flarepp.attention import attend
 from flarepp.layers import head_width, init_linears, merge_heads, split_heads, zero_padding
-from flarepp.patterns import (attend_where, check_positive, fold, generator_of, new_seed, real_in_blocks, real_places,
-                              to_blocks)
+from flarepp.patterns import (
+    attend_where,
+    check_positive,
+    fold,
+    generator_of,
+    new_seed,
+    real_in_blocks,
+    real_places,
+    to_blocks,
+)
 
 
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with blocks of `block_size` tokens that each see `num_random` random ones."""
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, block_size: int, num_random: int):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, block_size: int, num_random: int) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         check_positive(block_size=block_size)
@@ -33,6 +41,7 @@ class Mixer(nn.Module):
         self.operations = f"4 C^2 + {2 * (7 + num_random) * block_size} C"  # multiply-adds a token, forward
         self.qkv_proj = nn.Linear(channel_dim, 3 * channel_dim)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
+        self.seed: Tensor
         self.register_buffer("seed", new_seed())
         init_linears(self)
 

@@ -33,7 +33,7 @@ class Mixer(KernelAttention):
 
     operations = "4 C^2 + 4 C D + 2 C"  # multiply-adds a token, forward
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str) -> None:
         super().__init__(channel_dim, num_heads)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

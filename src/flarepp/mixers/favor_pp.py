@@ -16,8 +16,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flarepp.kernels import (KernelAttention, RandomFeatures, by_head, exponential_features, kernel_sums,
-                             orthogonal_features, product, ratio)
+from flarepp.kernels import (
+    KernelAttention,
+    RandomFeatures,
+    by_head,
+    exponential_features,
+    kernel_sums,
+    orthogonal_features,
+    product,
+    ratio,
+)
 from flarepp.layers import zero_padding
 
 
@@ -50,12 +58,13 @@ class Mixer(KernelAttention):
     operations = "4 C^2 + 4 M C + H M"  # multiply-adds a token, forward
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_features: int, *,
-                 redraw_interval: int | None = 1000):
+                 redraw_interval: int | None = 1000) -> None:
         super().__init__(channel_dim, num_heads)
         self.random_features = RandomFeatures(partial(orthogonal_features, num_features, self.head_dim), redraw_interval)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         q, k = (self.head_dim**-0.25 * x for x in (q, k))
         coefficient, projection = optimal_coefficient(q, k, mask), self.random_features()
-        q, k = exponential_features(*(log_features(x, projection, coefficient) for x in (q, k)), mask)  # [B, H, N, M]
+        logs = [log_features(x, projection, coefficient) for x in (q, k)]
+        q, k = exponential_features(logs[0], logs[1], mask)  # [B, H, N, M]
         return ratio(*kernel_sums(q, k, v))

@@ -12,8 +12,17 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (ResidualLinear, head_width, init_linears, latent_tokens, make_norm, merge_heads, project,
-                            split_heads, zero_padding)
+from flarepp.layers import (
+    ResidualLinear,
+    head_width,
+    init_linears,
+    latent_tokens,
+    make_norm,
+    merge_heads,
+    project,
+    split_heads,
+    zero_padding,
+)
 
 
 class Mixer(nn.Module):
@@ -23,7 +32,7 @@ class Mixer(nn.Module):
     encode = staticmethod(attend)  # context parallelism replaces it
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *,
-                 seed_norm: bool = True, qk_norm: bool = False):
+                 seed_norm: bool = True, qk_norm: bool = False) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         self.num_heads, self.scale = num_heads, head_dim**-0.5

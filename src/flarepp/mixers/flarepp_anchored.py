@@ -12,8 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (INIT_STD, head_width, init_linears, latent_tokens, make_norm, merge_heads, split_heads,
-                            zero_padding)
+from flarepp.layers import (
+    INIT_STD,
+    head_width,
+    init_linears,
+    latent_tokens,
+    make_norm,
+    merge_heads,
+    split_heads,
+    zero_padding,
+)
 
 GATE_LOGIT = 0.25
 
@@ -24,7 +32,7 @@ class Mixer(nn.Module):
     operations = "4 C^2 + 6 M C"
     encode = staticmethod(attend)  # context parallelism replaces it
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         self.num_heads, self.scale = num_heads, head_dim**-0.5

@@ -16,7 +16,7 @@ class Mixer(nn.Module):
 
     operations = "4 C^2 + 2 N C"  # multiply-adds a token, forward
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, *, qk_norm: bool = False):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, *, qk_norm: bool = False) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         self.num_heads, self.scale = num_heads, head_dim**-0.5

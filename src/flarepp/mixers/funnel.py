@@ -31,7 +31,7 @@ def pooled(x: Tensor, real: Tensor | None, stride: int) -> Tensor:
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with one query for `stride` tokens."""
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, *, stride: int = 2):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, *, stride: int = 2) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         check_positive(stride=stride)

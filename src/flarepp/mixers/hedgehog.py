@@ -19,7 +19,7 @@ from flarepp.kernels import KernelAttention, exponential_features, kernel_sums, 
 class HeadMap(nn.Module):
     """[W x + b, -W x - b] a head, [B, H, N, D] -> [B, H, N, 2 D]."""
 
-    def __init__(self, num_heads: int, head_dim: int):
+    def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))
         self.bias = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
@@ -34,7 +34,7 @@ class Mixer(KernelAttention):
 
     operations = "4 C^2 + 6 C D + 2 C"  # multiply-adds a token, forward
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str) -> None:
         super().__init__(channel_dim, num_heads)
         self.query_map = HeadMap(num_heads, self.head_dim)
         self.key_map = HeadMap(num_heads, self.head_dim)

@@ -25,7 +25,7 @@ class Mixer(KernelAttention):
 
     operations = "4 C^2 + 2 C D + C"  # multiply-adds a token, forward
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, *, feature_map: str = "elu", unit_qk: bool = False):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, *, feature_map: str = "elu", unit_qk: bool = False) -> None:
         super().__init__(channel_dim, num_heads)
         if feature_map not in FEATURE_MAPS:
             raise ValueError(unknown("feature_map", feature_map, FEATURE_MAPS))

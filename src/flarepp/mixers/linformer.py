@@ -26,14 +26,14 @@ class Mixer(nn.Module):
     operations = "4 C^2 + 4 M C"  # multiply-adds a token, forward
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, seq_len: int | None, *,
-                 sharing: str = "heads"):
+                 sharing: str = "heads") -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         if sharing not in MATRICES:
             raise ValueError(unknown("sharing", sharing, MATRICES))
         check_positive(num_latents=num_latents)
         self.num_heads, self.scale, self.seq_len = num_heads, head_dim**-0.5, check_seq_len(seq_len)
-        self.token_proj = nn.Parameter(torch.randn(MATRICES[sharing], num_latents, seq_len) * seq_len**-0.5)
+        self.token_proj = nn.Parameter(torch.randn(MATRICES[sharing], num_latents, self.seq_len) * self.seq_len**-0.5)
         self.qkv_proj = nn.Linear(channel_dim, 3 * channel_dim)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
         init_linears(self)

@@ -19,7 +19,7 @@ from flarepp.patterns import check_positive, fold, fold_mask, real_in_blocks, to
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] in blocks of `block_size` tokens."""
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, block_size: int):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, block_size: int) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         check_positive(block_size=block_size)

@@ -28,7 +28,7 @@ def three_blocks(x: Tensor, size: int) -> Tensor:
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with windows of `window` tokens and one more."""
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, window: int, *, num_global: int = 0):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, window: int, *, num_global: int = 0) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         if window < 2 or num_global < 0:
@@ -50,10 +50,12 @@ class Mixer(nn.Module):
         allowed = keys.flatten(0, 1)[:, None, None] & (places.abs() <= self.reach)  # [B n, 1, w / 2, 3 w / 2]
         found = attend_where(fold(to_blocks(q, size)), fold(three_blocks(k, size)), fold(three_blocks(v, size)), allowed,
                              scale=self.scale)
-        return tuple(unfold(part, batch, count) for part in found)
+        y, lse = (unfold(part, batch, count) for part in found)
+        return y, lse
 
     def global_rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """y [B, H, g, D] of the global tokens."""
+        assert self.global_qkv_proj is not None
         weights, biases = self.global_qkv_proj.weight.chunk(3), self.global_qkv_proj.bias.chunk(3)
         q, k, v = (split_heads(F.linear(tokens, weight, bias), self.num_heads)
                    for tokens, weight, bias in zip((x[:, :self.num_global], x, x), weights, biases))

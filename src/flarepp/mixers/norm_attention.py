@@ -25,7 +25,7 @@ class Mixer(KernelAttention):
 
     operations = "4 C^2 + 2 C D"  # multiply-adds a token, forward
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, *, as_flare_study: bool = False):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, *, as_flare_study: bool = False) -> None:
         super().__init__(channel_dim, num_heads)
         self.as_flare_study = as_flare_study
         self.mix_norm = make_norm(norm if as_flare_study else "rmsnorm", channel_dim)

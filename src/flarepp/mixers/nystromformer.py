@@ -33,15 +33,15 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> tuple[Te
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with `num_landmarks` M landmarks; rank M a head besides the convolution."""
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_landmarks: int, *, conv_kernel: int | None = 35):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_landmarks: int, *, conv_kernel: int | None = 35) -> None:
         super().__init__()
         if conv_kernel is not None and (conv_kernel < 1 or conv_kernel % 2 == 0):
             raise ValueError(f"conv_kernel: got {conv_kernel}; allowed: an odd number of tokens from 1 on, or none")
         head_dim = head_width(channel_dim, num_heads)
         self.num_heads, self.num_landmarks, self.scale = num_heads, num_landmarks, head_dim**-0.5
         self.qkv_proj = nn.Linear(channel_dim, 3 * channel_dim)
-        self.conv = conv_kernel and nn.Conv2d(num_heads, num_heads, (conv_kernel, 1), padding=(conv_kernel // 2, 0),
-                                              groups=num_heads, bias=False)
+        self.conv = None if conv_kernel is None else nn.Conv2d(
+            num_heads, num_heads, (conv_kernel, 1), padding=(conv_kernel // 2, 0), groups=num_heads, bias=False)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
         self.operations = "4 C^2 + 4 M C" + (f" + {conv_kernel} C" if conv_kernel else "")  # multiply-adds a token, forward
         init_linears(self)

@@ -13,14 +13,24 @@ denominator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flarepp.kernels import (KernelAttention, RandomFeatures, by_head, kernel_sums, largest_of_head, largest_of_token,
-                             orthogonal_features, product, ratio)
+from flarepp.kernels import (
+    KernelAttention,
+    RandomFeatures,
+    by_head,
+    kernel_sums,
+    largest_of_head,
+    largest_of_token,
+    orthogonal_features,
+    product,
+    ratio,
+)
 from flarepp.layers import zero_padding
 
 EPS, STUDY_EPS = 1e-4, 1e-6
@@ -37,7 +47,7 @@ class Mixer(KernelAttention):
     operations = "4 C^2 + 4 M C + H M"  # multiply-adds a token, forward
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, num_features: int, *,
-                 redraw_interval: int | None = 1000, as_flare_study: bool = False):
+                 redraw_interval: int | None = 1000, as_flare_study: bool = False) -> None:
         super().__init__(channel_dim, num_heads)
         self.as_flare_study = as_flare_study
         draw = partial(unit_features, num_heads) if as_flare_study else orthogonal_features
@@ -47,7 +57,7 @@ class Mixer(KernelAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         projection, eps = self.random_features().mT, STUDY_EPS if self.as_flare_study else EPS
 
-        def features(x: Tensor, largest) -> Tensor:  # [B, H, N, M]
+        def features(x: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:  # [B, H, N, M]
             x = self.head_dim**-0.25 * x
             scores = product(x, projection)
             return torch.exp(scores - x.square().sum(-1, keepdim=True) / 2 - largest(scores)) + eps

@@ -71,7 +71,7 @@ def fold_chunks(x: Tensor) -> Tensor:
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with chunks of `chunk_size` tokens and `num_hashes` rounds."""
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, chunk_size: int, num_hashes: int):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, chunk_size: int, num_hashes: int) -> None:
         super().__init__()
         self.head_dim = head_width(channel_dim, num_heads)
         check_positive(chunk_size=chunk_size, num_hashes=num_hashes)
@@ -79,6 +79,7 @@ class Mixer(nn.Module):
         self.operations = f"3 C^2 + {4 * num_hashes * chunk_size} C"  # multiply-adds a token, forward
         self.query_proj, self.value_proj = nn.Linear(channel_dim, channel_dim), nn.Linear(channel_dim, channel_dim)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
+        self.seed: Tensor
         self.register_buffer("seed", new_seed())
         init_linears(self)
 
@@ -92,13 +93,14 @@ class Mixer(nn.Module):
     @torch.no_grad()
     def buckets(self, q: Tensor, real: Tensor | None) -> Tensor:
         """The bucket [B, H, R, N] of every query [B, H, N, D] in every round; the last one, b, for padding."""
-        factors, found = bucket_factors(q.shape[2], self.chunk_size), []
+        factors, rounds = bucket_factors(q.shape[2], self.chunk_size), []
         halves = [factor // 2 for factor in factors]
         with torch.autocast(q.device.type, enabled=False):
             for rotation in self.rotations(sum(halves), q).unbind(2):  # [H, D, columns]
                 turned = (widened(q) @ rotation).split(halves, -1)  # [B, H, N, b_i / 2] each
-                found.append(sum(math.prod(factors[:place]) * side(part) for place, part in enumerate(turned)))
-        found = torch.cat(found, -1).mT  # [B, H, R, N]
+                places = [math.prod(factors[:place]) * side(part) for place, part in enumerate(turned)]
+                rounds.append(torch.stack(places).sum(0))
+        found = torch.cat(rounds, -1).mT  # [B, H, R, N]
         return found if real is None else found.masked_fill(~real[:, None, None], math.prod(factors))
 
     def order(self, q: Tensor, real: Tensor | None) -> Tensor:

@@ -46,7 +46,7 @@ class Mixer(nn.Module):
     uniform = staticmethod(uniform_like)
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, block_size: int, seq_len: int | None, *,
-                 num_iterations: int = 8, temperature: float = 0.75):
+                 num_iterations: int = 8, temperature: float = 0.75) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         check_positive(block_size=block_size, num_iterations=num_iterations)
@@ -56,7 +56,7 @@ class Mixer(nn.Module):
         mixed = Fraction(2 * block_size + 1, block_size**2)
         self.operations = f"4 C^2 + {4 * block_size} C + {mixed} N C"  # multiply-adds a token, forward
         self.qkv_proj = nn.Linear(channel_dim, 3 * channel_dim)
-        self.sort_proj = nn.Linear(head_dim, -(-seq_len // block_size), bias=False)
+        self.sort_proj = nn.Linear(head_dim, -(-self.seq_len // block_size), bias=False)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
         init_linears(self)
 
@@ -66,8 +66,10 @@ class Mixer(nn.Module):
         with torch.autocast(k.device.type, enabled=False):
             logits = sums @ weight.T.to(sums.dtype)
         logits = logits + gumbel(self.uniform(logits)) if self.training else logits
-        some = None if real is None else real.any(-1)  # [B, b]
-        allowed = None if real is None else (some[:, :, None] & some[:, None])[:, None]  # [B, 1, b, b]
+        allowed = None
+        if real is not None:
+            some = real.any(-1)  # [B, b]
+            allowed = (some[:, :, None] & some[:, None])[:, None]  # [B, 1, b, b]
         return sinkhorn(logits / self.temperature, self.num_iterations, allowed)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -46,8 +46,9 @@ class Mixer(KernelAttention):
 
     operations = "4 C^2 + 4 M C + 4 H M"  # multiply-adds a token, forward
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_landmarks: int):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_landmarks: int) -> None:
         super().__init__(channel_dim, num_heads)
+        self.places: Tensor
         self.register_buffer("places", torch.rand(num_landmarks))  # in evaluation, as shares of the sequence
 
     def landmarks(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:

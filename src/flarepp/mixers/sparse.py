@@ -23,7 +23,7 @@ from flarepp.patterns import check_positive, fold, fold_mask, real_in_blocks, to
 class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with blocks of `stride` tokens, the last `num_summary` of which everyone sees."""
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, stride: int, num_summary: int):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, stride: int, num_summary: int) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         check_positive(stride=stride, num_summary=num_summary)

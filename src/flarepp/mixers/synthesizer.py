@@ -23,14 +23,14 @@ class Mixer(nn.Module):
     """x [B, N, C] -> [B, N, C] with factors of `rank` columns; `seq_len` is the most tokens it will see."""
 
     def __init__(self, channel_dim: int, num_heads: int, norm: str, rank: int, seq_len: int | None, *,
-                 dot_product: bool = False):
+                 dot_product: bool = False) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         check_positive(rank=rank)
         self.num_heads, self.scale, self.seq_len = num_heads, head_dim**-0.5, check_seq_len(seq_len)
         width = rank + head_dim if dot_product else max(rank, head_dim)  # of the kernel
         self.operations = f"{4 if dot_product else 2} C^2 + {2 * width} H N"  # multiply-adds a token, forward
-        self.factors = nn.Parameter(torch.randn(2, num_heads, seq_len, rank) * rank**-0.25)
+        self.factors = nn.Parameter(torch.randn(2, num_heads, self.seq_len, rank) * rank**-0.25)
         self.query_key_proj = nn.Linear(channel_dim, 2 * channel_dim) if dot_product else None
         self.value_proj = nn.Linear(channel_dim, channel_dim)
         self.out_proj = nn.Linear(channel_dim, channel_dim)

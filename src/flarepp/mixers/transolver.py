@@ -25,7 +25,7 @@ class Mixer(nn.Module):
     operations = "3 C^2 + 3 M C"  # multiply-adds a token, forward
     sum_over_tokens = staticmethod(lambda sums: sums)  # context parallelism replaces it
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         self.num_heads = num_heads

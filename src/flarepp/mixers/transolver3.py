@@ -12,6 +12,8 @@ Transolver's by 1e-5 b_f / (sum_n w_nm + 1e-5).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,7 +30,7 @@ class Mixer(nn.Module):
 
     sum_over_tokens = staticmethod(lambda sums: sums)  # context parallelism replaces it
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *, tile: int | None = None):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *, tile: int | None = None) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         if tile is not None and tile < 1:
@@ -87,7 +89,11 @@ class _Tiles:
     into buffers that each pass allocates once. Weights that are kept, [B N, H M], lie tile after tile.
     """
 
-    def __init__(self, x: Tensor, mask: Tensor | None, num_heads: int, tile: int):
+    def __init__(self, x: Tensor, mask: Tensor | None, num_heads: int, tile: int) -> None:
+        self.weight: Tensor  # [H M, C] and
+        self.bias: Tensor  # [H M] of the pass over the sums
+        self.values: Tensor  # [B, H M, C] and
+        self.grad_out: Tensor  # [B, N, C] of the pass over the outputs
         self.dtype = torch.promote_types(x.dtype, torch.float32)
         self.x, self.mask, self.num_heads = x.detach(), mask, num_heads
         self.spans = spans(x.shape[1], tile) or [slice(0, 0)]
@@ -133,14 +139,14 @@ class _TiledSums(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, tiles, x, weight, bias, keep):
+    def forward(ctx: Any, tiles: _Tiles, x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor | None]:
         tiles.weight, tiles.bias = weight.detach(), bias.detach()
         logits, buffer = tiles.buffers(2)
         kept = x.new_empty(x.shape[:2].numel(), len(weight)) if keep else None
-        sums = 0
+        sums = x.new_zeros((), dtype=tiles.dtype)
         with torch.autocast(x.device.type, enabled=False):
             for span in tiles.spans:
-                weights = tiles.compute(span, logits, tiles.kept(kept, span) if keep else tiles.shaped(buffer, span))
+                weights = tiles.compute(span, logits, tiles.shaped(buffer, span) if kept is None else tiles.kept(kept, span))
                 sums = sums + slice_sums(weights, tiles.tokens(span), tiles.mask_of(span))
         ctx.tiles = tiles
         ctx.save_for_backward(x, kept)  # x is read again below, so that a change of it in between is an error
@@ -151,7 +157,7 @@ class _TiledSums(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_sums, _):
+    def backward(ctx: Any, grad_sums: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         (x, kept), tiles = ctx.saved_tensors, ctx.tiles
         grad_x = torch.empty_like(x)
         grad_weight, grad_bias = torch.zeros_like(tiles.weight), torch.zeros_like(tiles.bias)
@@ -162,10 +168,11 @@ class _TiledSums(torch.autograd.Function):
         return None, grad_x, grad_weight, grad_bias, None
 
 
-def _tile_backward(tiles, span, buffers, kept, grad_sums, grad_x, grad_weight, grad_bias) -> None:
+def _tile_backward(tiles: _Tiles, span: slice, buffers: list[Tensor], kept: Tensor | None, grad_sums: Tensor,
+                   grad_x: Tensor, grad_weight: Tensor, grad_bias: Tensor) -> None:
     """Fill one tile of the gradient of x, add to those of A and a."""
     tokens, mask = tiles.tokens(span), tiles.mask_of(span)
-    weights = tiles.weights(span, *buffers[:2], kept)  # [B, T, H M]
+    weights = tiles.weights(span, buffers[0], buffers[1], kept)  # [B, T, H M]
     grads, grad_logits = tiles.shaped(buffers[0], span), tiles.shaped(buffers[2], span)
     torch.matmul(tiles.grad_out[:, span], tiles.values.transpose(1, 2), out=grads)
     grads.baddbmm_(zero_padding(F.pad(tokens, (0, 1), value=1), mask), grad_sums.transpose(1, 2))
@@ -181,23 +188,23 @@ class _TiledOutputs(torch.autograd.Function):
     """out [B, N, C] = slice weights, kept or not, x values [B, H M, C] + bias [C]."""
 
     @staticmethod
-    def forward(ctx, tiles, kept, values, bias):
+    def forward(ctx: Any, tiles: _Tiles, kept: Tensor | None, values: Tensor, bias: Tensor) -> Tensor:
         ctx.tiles, tiles.values = tiles, values.detach()  # its graph would hold tiles in a cycle
         ctx.save_for_backward(kept)
         out = tiles.x.new_empty(*tiles.x.shape[:2], bias.shape[0], dtype=tiles.dtype)
         buffers = tiles.buffers(2)
         with torch.autocast(out.device.type, enabled=False):
             for span in tiles.spans:
-                weights = tiles.weights(span, *buffers, kept)
+                weights = tiles.weights(span, buffers[0], buffers[1], kept)
                 out[:, span] = zero_padding((weights @ tiles.values).add_(bias), tiles.mask_of(span))
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out):
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         tiles, (kept,) = ctx.tiles, ctx.saved_tensors
         tiles.grad_out, buffers = zero_padding(grad_out, tiles.mask), tiles.buffers(2)
         with torch.autocast(grad_out.device.type, enabled=False):
-            grad_values = sum(tiles.weights(span, *buffers, kept).transpose(1, 2) @ tiles.grad_out[:, span]
+            grad_values = sum(tiles.weights(span, buffers[0], buffers[1], kept).transpose(1, 2) @ tiles.grad_out[:, span]
                               for span in tiles.spans)
         return None, None, grad_values, tiles.grad_out.sum((0, 1))

@@ -30,7 +30,7 @@ class Mixer(nn.Module):
     sum_over_tokens = staticmethod(lambda sums: sums)  # context parallelism replaces it
     uniform = staticmethod(uniform_like)
 
-    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *, eval_noise: bool = False):
+    def __init__(self, channel_dim: int, num_heads: int, norm: str, num_latents: int, *, eval_noise: bool = False) -> None:
         super().__init__()
         head_dim = head_width(channel_dim, num_heads)
         self.num_heads, self.eval_noise = num_heads, eval_noise
@@ -47,7 +47,7 @@ class Mixer(nn.Module):
     def temperature(self, u: Tensor) -> Tensor:
         """tau [B, H, N, 1] of u [B, H, N, D]."""
         layers = self.temperature_proj
-        own = rowwise(layers, layers[0].out_features, u.transpose(1, 2), layers.parameters())  # [B, N, H, 1]
+        own = rowwise(layers, self.slice_proj.out_features, u.transpose(1, 2), layers.parameters())  # [B, N, H, 1]
         return (own.transpose(1, 2) + self.bias).clamp_min(LEAST_TEMPERATURE)
 
     def noise(self, u: Tensor) -> Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -18,7 +19,7 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__"))
 
 
-def build_model(name: str, *, in_dim: int, out_dim: int, grid: tuple[int, ...] | None = None, **options) -> nn.Module:
+def build_model(name: str, *, in_dim: int, out_dim: int, grid: tuple[int, ...] | None = None, **options: Any) -> nn.Module:
     """Build the model called `name` (see `model_names`); `grid` is the extent of a structured mesh or None.
 
     ValueError names an unknown model, or whatever the model's own options lack.

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from flarepp.layers import ResidualMLP, input_projection, make_norm, output_projection, zero_padding
@@ -14,7 +16,7 @@ from flarepp.mixers import build_mixer
 class Block(nn.Module):
     """Pre-norm mixer and GELU feed-forward, each with a residual: [B, N, C] -> [B, N, C]."""
 
-    def __init__(self, mixer: nn.Module, channel_dim: int, ffn_ratio: float, norm: str):
+    def __init__(self, mixer: nn.Module, channel_dim: int, ffn_ratio: float, norm: str) -> None:
         super().__init__()
         self.norm1, self.norm2 = make_norm(norm, channel_dim), make_norm(norm, channel_dim)
         self.mixer = mixer
@@ -30,7 +32,7 @@ class Model(nn.Module):
 
     def __init__(self, *, in_dim: int, out_dim: int, mixer: str, channel_dim: int, num_heads: int, num_blocks: int,
                  ffn_ratio: float, norm: str, seq_len: int | None = None, grid: tuple[int, ...] | None = None,
-                 **mixer_options):
+                 **mixer_options: Any) -> None:
         super().__init__()
         self.in_proj = input_projection(in_dim, channel_dim)
         self.blocks = nn.ModuleList(

@@ -24,7 +24,7 @@ PREPROCESSING_RATIO = 2  # hidden width over C of mlp_x, mlp_z and the output la
 class MLP(nn.Module):
     """W_out GELU(W_in x): [..., in_dim] -> [..., out_dim]."""
 
-    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int):
+    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int) -> None:
         super().__init__()
         self.input, self.output = nn.Linear(in_dim, hidden_dim), nn.Linear(hidden_dim, out_dim)
 
@@ -35,7 +35,7 @@ class MLP(nn.Module):
 class LinearAttention(nn.Module):
     """LA(a, b): a, b [B, N, C] -> [B, N, C]; padded tokens of b count nowhere. Sums over tokens in FP32 or better."""
 
-    def __init__(self, channel_dim: int, num_heads: int):
+    def __init__(self, channel_dim: int, num_heads: int) -> None:
         super().__init__()
         head_width(channel_dim, num_heads)
         self.num_heads = num_heads
@@ -58,7 +58,7 @@ class LinearAttention(nn.Module):
 class Experts(nn.Module):
     """sum_e g_e expert_e(a): a [B, N, C], gates [B, N, E] -> [B, N, C]."""
 
-    def __init__(self, channel_dim: int, hidden_dim: int, num_experts: int):
+    def __init__(self, channel_dim: int, hidden_dim: int, num_experts: int) -> None:
         super().__init__()
         self.experts = nn.ModuleList(MLP(channel_dim, hidden_dim, channel_dim) for _ in range(num_experts))
 
@@ -69,7 +69,7 @@ class Experts(nn.Module):
 class Block(nn.Module):
     """One pass from x0 [B, N, C] and f [B, N, C] to the next f."""
 
-    def __init__(self, channel_dim: int, num_heads: int, num_experts: int, hidden_dim: int, gate_dim: int):
+    def __init__(self, channel_dim: int, num_heads: int, num_experts: int, hidden_dim: int, gate_dim: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(LayerNorm(channel_dim) for _ in range(5))
         self.cross_attention, self.self_attention = (LinearAttention(channel_dim, num_heads) for _ in range(2))
@@ -90,10 +90,11 @@ class Model(nn.Module):
     """features [B, N, in_dim] -> [B, N, out_dim]; padded tokens (mask False) neither matter nor carry a value."""
 
     def __init__(self, *, in_dim: int, out_dim: int, channel_dim: int, num_heads: int, num_blocks: int, num_experts: int,
-                 ffn_ratio: float, as_published: bool = False, reference_grid: int = 8, grid: tuple[int, ...] | None = None):
+                 ffn_ratio: float, as_published: bool = False, reference_grid: int = 8, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
         hidden_dim = int(channel_dim * ffn_ratio)
         table = lattice_distances(grid, reference_grid) if as_published and grid is not None else None
+        self.distances: Tensor | None
         self.register_buffer("distances", table, persistent=False)
         token_dim = in_dim if table is None else table.shape[-1]
         self.f_proj, self.x_proj = (MLP(token_dim, PREPROCESSING_RATIO * channel_dim, channel_dim) for _ in range(2))

@@ -24,7 +24,7 @@ FFN_RATIO = 2
 class MLP(nn.Module):
     """[..., in_dim] -> [..., out_dim] with `num_layers` residual hidden layers of width `hidden_dim`."""
 
-    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int):
+    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> None:
         super().__init__()
         self.input = nn.Linear(in_dim, hidden_dim)
         self.hidden = nn.ModuleList(nn.Linear(hidden_dim, hidden_dim) for _ in range(num_layers))
@@ -40,7 +40,7 @@ class MLP(nn.Module):
 class ModeBlock(nn.Module):
     """Pre-norm self-attention and feed-forward among the modes: [B, M, C] -> [B, M, C]."""
 
-    def __init__(self, channel_dim: int, num_heads: int):
+    def __init__(self, channel_dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads, self.scale = num_heads, head_width(channel_dim, num_heads) ** -0.5
         self.norm1, self.norm2 = LayerNorm(channel_dim), LayerNorm(channel_dim)
@@ -60,7 +60,7 @@ class Model(nn.Module):
     """features [B, N, in_dim] -> [B, N, out_dim] through `num_modes` M modes; padded tokens neither matter nor have a value."""
 
     def __init__(self, *, in_dim: int, out_dim: int, channel_dim: int, num_heads: int, num_blocks: int, num_modes: int,
-                 num_layers: int, grid: tuple[int, ...] | None = None):
+                 num_layers: int, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.trunk_proj = MLP(in_dim, channel_dim, channel_dim, num_layers)
         self.branch_proj = MLP(in_dim, channel_dim, channel_dim, num_layers)

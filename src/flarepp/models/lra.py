@@ -11,6 +11,8 @@ linear in [a, b].
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ PROTOCOLS = ("strict", "authors")
 class Block(backbone.Block):
     """The backbone's block with dropout on what mixer and feed-forward add."""
 
-    def __init__(self, mixer: nn.Module, channel_dim: int, ffn_ratio: float, norm: str, dropout: float):
+    def __init__(self, mixer: nn.Module, channel_dim: int, ffn_ratio: float, norm: str, dropout: float) -> None:
         super().__init__(mixer, channel_dim, ffn_ratio, norm)
         self.dropout = nn.Dropout(dropout)
 
@@ -39,7 +41,7 @@ class Block(backbone.Block):
 class PairHead(nn.Module):
     """Logits [B, K] of documents [B, 2, C]: W_2 GELU(W_1 [a, b, a * b, a - b])."""
 
-    def __init__(self, channel_dim: int, ffn_ratio: float, num_classes: int):
+    def __init__(self, channel_dim: int, ffn_ratio: float, num_classes: int) -> None:
         super().__init__()
         self.mlp = ResidualMLP(4 * channel_dim, int(channel_dim * ffn_ratio), num_classes, num_layers=0)
 
@@ -51,7 +53,7 @@ class PairHead(nn.Module):
 class LinearHead(nn.Linear):
     """Logits [B, K], linear in the documents [B, D, C] side by side."""
 
-    def __init__(self, channel_dim: int, num_documents: int, num_classes: int):
+    def __init__(self, channel_dim: int, num_documents: int, num_classes: int) -> None:
         super().__init__(num_documents * channel_dim, num_classes)
         init_linears(self)
 
@@ -68,7 +70,7 @@ class Model(nn.Module):
     def __init__(self, *, in_dim: int, out_dim: int, mixer: str, channel_dim: int, num_heads: int, num_blocks: int,
                  ffn_ratio: float, norm: str, seq_len: int, num_documents: int = 1, pooling: str = "mean",
                  protocol: str = "strict", embedding_dropout: float = 0.0, block_dropout: float = 0.0,
-                 head_dropout: float = 0.0, grid: None = None, **mixer_options):
+                 head_dropout: float = 0.0, grid: None = None, **mixer_options: Any) -> None:
         super().__init__()
         for what, value, allowed in (("pooling", pooling, POOLINGS), ("protocol", protocol, PROTOCOLS)):
             if value not in allowed:

@@ -15,14 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (LayerNorm, ResidualMLP, head_width, init_linears, input_projection, merge_heads, output_projection,
-                            split_heads, zero_padding)
+from flarepp.layers import (
+    LayerNorm,
+    ResidualMLP,
+    head_width,
+    init_linears,
+    input_projection,
+    merge_heads,
+    output_projection,
+    split_heads,
+    zero_padding,
+)
 
 
 class CrossAttention(nn.Module):
     """Queries [B, M, C] (`query_proj` or as they are) read tokens [B, N, C]: [B, M, C], with biases."""
 
-    def __init__(self, channel_dim: int, num_heads: int, *, project_queries: bool):
+    def __init__(self, channel_dim: int, num_heads: int, *, project_queries: bool) -> None:
         super().__init__()
         self.num_heads, self.scale = num_heads, head_width(channel_dim, num_heads) ** -0.5
         self.query_proj = nn.Linear(channel_dim, channel_dim) if project_queries else nn.Identity()
@@ -38,7 +47,7 @@ class CrossAttention(nn.Module):
 class LatentBlock(nn.Module):
     """Pre-norm self-attention (no bias on q, k, v) and feed-forward among the latents: [B, M, C] -> [B, M, C]."""
 
-    def __init__(self, channel_dim: int, num_heads: int, ffn_ratio: float):
+    def __init__(self, channel_dim: int, num_heads: int, ffn_ratio: float) -> None:
         super().__init__()
         self.num_heads, self.scale = num_heads, head_width(channel_dim, num_heads) ** -0.5
         self.norm1, self.norm2 = LayerNorm(channel_dim), LayerNorm(channel_dim)
@@ -56,7 +65,7 @@ class Model(nn.Module):
     """features [B, N, in_dim] -> [B, N, out_dim] through `num_latents` M latents; padding neither matters nor has a value."""
 
     def __init__(self, *, in_dim: int, out_dim: int, channel_dim: int, num_heads: int, num_blocks: int, num_latents: int,
-                 ffn_ratio: float, init_std: float, grid: tuple[int, ...] | None = None):
+                 ffn_ratio: float, init_std: float, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.in_proj = input_projection(in_dim, channel_dim)
         self.latents = nn.Parameter(torch.randn(num_latents, channel_dim))

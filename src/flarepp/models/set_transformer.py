@@ -14,14 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flarepp.attention import attend
-from flarepp.layers import (LayerNorm, ResidualMLP, head_width, init_linears, input_projection, merge_heads, output_projection,
-                            split_heads, zero_padding)
+from flarepp.layers import (
+    LayerNorm,
+    ResidualMLP,
+    head_width,
+    init_linears,
+    input_projection,
+    merge_heads,
+    output_projection,
+    split_heads,
+    zero_padding,
+)
 
 
 class AttentionBlock(nn.Module):
     """MAB: queries [B, M, C] read tokens [B, N, C]; [B, M, C]."""
 
-    def __init__(self, channel_dim: int, num_heads: int):
+    def __init__(self, channel_dim: int, num_heads: int) -> None:
         super().__init__()
         head_width(channel_dim, num_heads)
         self.num_heads, self.scale = num_heads, channel_dim**-0.5
@@ -40,7 +49,7 @@ class AttentionBlock(nn.Module):
 class Block(nn.Module):
     """Induced set attention (encode, decode) and a feed-forward, each with a residual: [B, N, C] -> [B, N, C]."""
 
-    def __init__(self, channel_dim: int, num_heads: int, num_inducing: int, ffn_ratio: float):
+    def __init__(self, channel_dim: int, num_heads: int, num_inducing: int, ffn_ratio: float) -> None:
         super().__init__()
         self.inducing_points = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, num_inducing, channel_dim)))
         self.encode_block, self.decode_block = AttentionBlock(channel_dim, num_heads), AttentionBlock(channel_dim, num_heads)
@@ -58,7 +67,7 @@ class Model(nn.Module):
     """features [B, N, in_dim] -> [B, N, out_dim]; padded tokens (mask False) neither matter nor carry a value."""
 
     def __init__(self, *, in_dim: int, out_dim: int, channel_dim: int, num_heads: int, num_blocks: int, num_inducing: int,
-                 ffn_ratio: float, grid: tuple[int, ...] | None = None):
+                 ffn_ratio: float, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.in_proj = input_projection(in_dim, channel_dim)
         self.blocks = nn.ModuleList(Block(channel_dim, num_heads, num_inducing, ffn_ratio) for _ in range(num_blocks))

@@ -104,7 +104,7 @@ def signed(percent: float) -> str:
     return ("−" if percent < 0 and float(text) else "+") + text
 
 
-def describe(row) -> str:
+def describe(row: pandas.Series) -> str:
     """Name a cell in words: "FLARE++ on Darcy, B = 8, fp16", or of a step "FLARE++, N = 500,000, M = 64, R = 2"."""
     if "num_tokens" in row:
         own = ["num_tokens", *(["num_latents"] if row.get("has_latents", True) else []), "num_ranks"]

@@ -173,8 +173,8 @@ def _reductions() -> list[list[str]]:
     """Figure 3's reductions from FLARE to FLARE++: the range over all cells, one of which is Table 1's, and those at every
     depth."""
     of_table1 = {model: printed(_table1(model, "elasticity")) for model in ("flare", "flarepp")}
-    of_table1 = {("elasticity", model, TABLE1_BLOCKS, 64): error for model, error in of_table1.items()}
-    pairs, stated = _pairs(_figure3() | of_table1), _stated("f3.cells")
+    cell = {("elasticity", model, TABLE1_BLOCKS, 64): error for model, error in of_table1.items()}
+    pairs, stated = _pairs(_figure3() | cell), _stated("f3.cells")
     low, high = (float(stated[name]) for name in ("least reduction", "largest reduction"))
     cells = sorted(each for (_, _, latents), each in pairs.items() if latents)
     inside = all(each[1] >= low - 0.5 and each[0] <= high + 0.5 for each in cells)
@@ -200,8 +200,9 @@ def _means() -> list[list[str]]:
         stated, word = f"{sum(error) / 2:.2f}", OPEN
         text = f"{len(own)} of {len(BUDGETS)} cells are printed"
         if len(own) == len(BUDGETS) - 1:  # what the other cell must be
-            total = tuple(len(BUDGETS) * end for end in error)
-            left = minus(total, tuple(map(sum, zip(*own.values()))))
+            low, high = (len(BUDGETS) * end for end in error)
+            least, most = map(sum, zip(*own.values()))
+            left = minus((low, high), (least, most))
             text += f", M = {(set(BUDGETS) - set(own)).pop()} must be {words(left, 2)}"
         if len(own) == len(BUDGETS):
             text, word = words(mean(own.values()), 2), agrees(mean(own.values()), stated)

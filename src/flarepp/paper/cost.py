@@ -6,6 +6,8 @@ and a line is one model at one M over all N.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy
 import pandas
 
@@ -59,7 +61,7 @@ def cells(records: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
-def lines(frame: pandas.DataFrame):
+def lines(frame: pandas.DataFrame) -> Iterator[tuple[tuple, pandas.DataFrame]]:
     """Yield ((model, M), its cells by N) of every line in order of appearance; M is NaN for a model without latents."""
     for keys, rows in frame.groupby(["model", "num_latents"], sort=False, dropna=False):
         yield keys, rows.sort_values("num_tokens")
@@ -86,7 +88,7 @@ def over(frame: pandas.DataFrame, metric: str, model: str, against: str = REFERE
 
 def ratios(frame: pandas.DataFrame, metric: str) -> pandas.Series:
     """`metric` of every cell over REFERENCE's at the same N and M; NaN where there is no such pair."""
-    found = {}
+    found: dict[tuple, float] = {}
     for model in frame["model"].unique():
         found |= {(model, *place): value for place, value in over(frame, metric, model).items()}
     places = frame[KEYS].itertuples(index=False, name=None)
@@ -130,14 +132,15 @@ def harness(records: pandas.DataFrame) -> pandas.DataFrame:
     return pairs
 
 
-def printed(width: int = 128, latents=(64, 128, 256)) -> pandas.DataFrame:
+def printed(width: int = 128, latents: Iterable[int] = (64, 128, 256)) -> pandas.DataFrame:
     """The paper's own operation counts as cells, so that the rules can be applied to what it prints."""
     names = {row["paper"]: row["name"] for row in quoted.rows("names") if row["kind"] == "model"}
     rows = [
         {"model": names[row["model"]], "label": row["model"], "num_tokens": 0, "num_latents": each, "channel_dim": width}
-        | {"mixer_multiply_adds": quoted.operations(names[row["model"]], width, each)[1]}
+        | {"mixer_multiply_adds": counted[1]}
         for row in quoted.rows("operations")
         for each in latents
+        if (counted := quoted.operations(names[row["model"]], width, each))
     ]
     return pandas.DataFrame(rows)
 

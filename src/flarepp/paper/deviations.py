@@ -31,7 +31,7 @@ NORMS = {"fp32": "layernorm", "fp16": "rmsnorm"}
 MIXER_OPTIONS = {"model.seed_norm": True, "model.qk_norm": False}
 GRADIENT_WEIGHT = {"darcy": 0.1}
 OF_STEPS = {"table2": "table2_settings", "figure5": "figure5_settings"}  # suites that measure steps, and what is published
-ROWS = {  # of Table 6, besides the mixer that a row is named after
+ROWS: dict[str, dict[str, object]] = {  # of Table 6, besides the mixer that a row is named after
     "linformer_kv": {"model.mixer": "linformer", "model.sharing": "kv"},
     "linformer_heads": {"model.mixer": "linformer", "model.sharing": "heads"},
     "flare": {"model.qk_norm": True},

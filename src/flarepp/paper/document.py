@@ -114,8 +114,8 @@ def _compile(out: Path) -> str:
     with TemporaryDirectory() as folder:
         options = ["-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", f"-output-directory={folder}"]
         for _ in range(PASSES):
-            streams = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
-            answer = subprocess.run([ENGINE, *options, "paper.tex"], cwd=out, **streams)
+            answer = subprocess.run([ENGINE, *options, "paper.tex"], cwd=out, capture_output=True, text=True, errors="replace",
+                                    stdin=subprocess.DEVNULL)  # fmt: skip
             if answer.returncode:
                 lacking = re.search(r"File `(.*?\.sty)' not found", answer.stdout)
                 if lacking:

@@ -8,9 +8,10 @@ rescaled one; where a panel shows a part of the domain, the scales are those of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill as fill_text
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
@@ -18,6 +19,13 @@ import pandas
 from flarepp.paper import deviations, quoted, style
 from flarepp.paper.cells import WORDS, check_scale
 from flarepp.record import read_predictions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.tri import Triangulation
+
+    Mesh = Triangulation | tuple[numpy.ndarray, ...]
 
 MODELS = {"flare": "FLARE", "flarepp": "FLARE++"}
 NO_DATA = "#c8c8c8"
@@ -54,9 +62,9 @@ class Panel:
     """One model on the chosen case: name, prediction [N], signed error [N], relative error; or why none."""
 
     name: str
-    prediction: numpy.ndarray | None = None
-    difference: numpy.ndarray | None = None
-    error: float | None = None
+    prediction: numpy.ndarray = field(default_factory=lambda: numpy.empty(0))
+    difference: numpy.ndarray = field(default_factory=lambda: numpy.empty(0))
+    error: float = numpy.nan
     reason: str = ""
 
 
@@ -73,7 +81,7 @@ def draw(records: pandas.DataFrame, out: Path, name: str, dataset: str, *, shown
     records = records[(records["suite"] == "table1") & (records["dataset"] == dataset)]
     runs = {model: first_run(records, model) for model in MODELS}
     drawn = records[records["run"].isin([str(run) for run, _ in runs.values()])]
-    found = {model: read_predictions(run, weights) for model, (run, reason) in runs.items() if not reason}
+    found = {model: read_predictions(run, weights) for model, (run, _) in runs.items() if run is not None}
     differing = deviations.words(deviations.find(drawn, "table1", scale).values())
     stamp = quoted.stamp(scale, {each["data_source"] for each in found.values()}, differing)
     if "flarepp" not in found:
@@ -131,7 +139,7 @@ def circles(points: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray, numpy.
     return triangles, centres, numpy.sqrt(opposite.prod(axis=1)) / numpy.maximum(4 * area, 1e-300)
 
 
-def triangulate(points: numpy.ndarray):
+def triangulate(points: numpy.ndarray) -> Triangulation:
     """Triangulation of points [N, 2] that leaves out voids, found from the points alone (matplotlib
     Triangulation).
 
@@ -219,23 +227,24 @@ def span(fields: list[numpy.ndarray], seen: numpy.ndarray) -> tuple[float, float
     return min(field[seen].min() for field in fields), max(field[seen].max() for field in fields)
 
 
-def mesh_of(points: numpy.ndarray, grid: tuple[int, ...] | None):
+def mesh_of(points: numpy.ndarray, grid: tuple[int, ...] | None) -> Mesh:
     """The points [N, 2] as coordinate arrays [n1, n2] of a structured grid, or as a triangulation."""
     if grid is None:
         return triangulate(points)
     return points[:, 0].reshape(grid), points[:, 1].reshape(grid)
 
 
-def fill(axis, mesh, values: numpy.ndarray, colours: str, lowest: float, highest: float, shading: str = "gouraud"):
+def fill(axis: Axes, mesh: Mesh, values: numpy.ndarray, colours: str | Colormap, lowest: float, highest: float,
+         shading: str = "gouraud") -> Any:  # fmt: skip
     """Colour a mesh by its point values [N], interpolated between them; grey stays where there are none. shading "nearest" does
     not interpolate, for a field that jumps."""
-    style_of = {"cmap": colours, "vmin": lowest, "vmax": highest, "shading": shading, "rasterized": True}
+    style_of: dict[str, Any] = {"cmap": colours, "vmin": lowest, "vmax": highest, "shading": shading, "rasterized": True}
     if isinstance(mesh, tuple):
         return axis.pcolormesh(*mesh, values.reshape(mesh[0].shape), **style_of)
     return axis.tripcolor(mesh, values, **style_of)
 
 
-def frame(axis, crop: tuple | None) -> None:
+def frame(axis: Axes, crop: tuple | None) -> None:
     """True aspect ratio, no ticks, grey where there are no data, and the part that is shown."""
     axis.margins(0.01)
     axis.set(xticks=[], yticks=[], aspect="equal", facecolor=NO_DATA)

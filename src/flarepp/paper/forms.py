@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flarepp.paper import quoted, settings
 
-FLAGS = {
+FLAGS: dict[tuple[str, object], str] = {
     ("model.as_published", True): "as published: on grids the input reaches the model through its expert gates only",
     ("model.as_published", False): "not as published: on grids the input also enters as features, beside the expert gates",
     ("model.eval_noise", True): "noise in evaluation too, as in the public code: test errors are random",

@@ -60,5 +60,5 @@ def _compared(ours: list[tuple[float, str]], theirs: list[tuple[float, str]]) ->
     devices = {device for _, device in [*ours, *theirs]}
     if len(devices) > 1:
         return numpy.nan, " and ".join(sorted(devices))
-    means = [numpy.mean([time for time, _ in each]) for each in (ours, theirs)]
+    means = [float(numpy.mean([time for time, _ in each])) for each in (ours, theirs)]
     return 100 * (means[0] / means[1] - 1), devices.pop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import escape
+from typing import Any
 
 from flarepp.paper import origin
 
@@ -52,7 +53,7 @@ def title(name: str) -> str:
     return re.sub(r"^(table|figure)(\d+)", r"\1 \2", name).replace("_", " ").capitalize()
 
 
-def page(heading: str, parts: list[tuple[str, object]]) -> str:
+def page(heading: str, parts: list[tuple[str, Any]]) -> str:
     """A page of parts (heading or "", a `typeset.Table` or a list of lines), and the runs that its numbers link to."""
     links, body = Links(), [f"<h1>{escape(heading)}</h1>"]
     for name, content in parts:
@@ -75,7 +76,7 @@ def _list(lines: list[str]) -> list[str]:
     return ["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"]
 
 
-def _table(table, links: Links) -> list[str]:
+def _table(table: Any, links: Links) -> list[str]:
     """The stamp, the caption, the grid and the footnotes of one table."""
     kinds, before = [], ""
     for group, _, alignment in table.columns:
@@ -94,7 +95,7 @@ def _table(table, links: Links) -> list[str]:
     return [*lines, "</table></div>", *(['<p class="notes">', *notes, "</p>"] if notes else [])]
 
 
-def _groups(table) -> list[str]:
+def _groups(table: Any) -> list[str]:
     """The row of group headings; empty when no column has a group."""
     spans: list[list] = []
     for group, _, _ in table.columns:
@@ -108,7 +109,7 @@ def _groups(table) -> list[str]:
     return [f"<tr>{''.join(cells)}</tr>"]
 
 
-def _cell(cell, kind: str, links: Links) -> str:
+def _cell(cell: Any, kind: str, links: Links) -> str:
     text = escape(cell.text)
     text = f"<u>{text}</u>" if cell.underline else text
     text = f"<b>{text}</b>" if cell.bold else text

@@ -7,6 +7,7 @@ paper are `measured` or `not run`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas
@@ -147,7 +148,7 @@ def _name(cell: pandas.Series, needs: dict) -> str:
 
 
 def _verdict(
-    outcome: Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources, settings: str, structural: bool | None
+    outcome: Outcome, bad: pandas.DataFrame, missing: str, scale: str, sources: Iterable[str], settings: str, structural: bool | None
 ) -> str:
     """The paper's numbers are about published data, its scale and its settings; nothing else confirms or
     refutes them, and no part of what a claim takes does.

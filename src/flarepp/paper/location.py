@@ -7,6 +7,8 @@ features are found from the points and the reference alone, since nothing else s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy
 import pandas
 
@@ -59,9 +61,9 @@ def _row(records: pandas.DataFrame, dataset: str, shown: str) -> dict | None:
     bad = {MODELS[model]: reason for model, (_, reason) in runs.items() if reason}
     if bad:
         return row | {"label": " and ".join(bad), "status": next(iter(bad.values()))}
-    if not all((run / "predictions.h5").exists() for run, _ in runs.values()):
+    if not all((run / "predictions.h5").exists() for run, _ in runs.values() if run):
         return None
-    found = {model: read_predictions(run, "ema" if shown == "ema" else "last") for model, (run, _) in runs.items()}
+    found = {model: read_predictions(run, "ema" if shown == "ema" else "last") for model, (run, _) in runs.items() if run}
     row |= {"label": " and ".join(MODELS.values()), "n": 1, "data_source": found["flarepp"]["data_source"]}
     return row | _measured(found, dataset)
 
@@ -77,7 +79,7 @@ def _measured(found: dict[str, dict], dataset: str) -> dict:
     return row | {model: (mask & on).sum() / mask.sum() for model, mask in tops.items()}
 
 
-def at_void(points: numpy.ndarray, target: numpy.ndarray, grid) -> numpy.ndarray:
+def at_void(points: numpy.ndarray, target: numpy.ndarray, grid: tuple[int, ...] | None) -> numpy.ndarray:
     """Points [S, N, 2] that bound a void, [S, N] bool: corners of Delaunay triangles that span one (`fields.triangulate`).
 
     Slivers along the outer edge are as wide, but the centres of their circumcircles lie outside.
@@ -90,7 +92,7 @@ def at_void(points: numpy.ndarray, target: numpy.ndarray, grid) -> numpy.ndarray
     return on
 
 
-def at_interface(points: numpy.ndarray, target: numpy.ndarray, grid) -> numpy.ndarray:
+def at_interface(points: numpy.ndarray, target: numpy.ndarray, grid: tuple[int, ...]) -> numpy.ndarray:
     """Points of a square grid at which the pressure [S, N] has a kink, [S, N] bool.
 
     Away from jumps of the permeability a, -Δu is 1 / a; where the five-point Laplacian leaves what PERMEABILITIES allow by
@@ -105,7 +107,7 @@ def at_interface(points: numpy.ndarray, target: numpy.ndarray, grid) -> numpy.nd
     return on.reshape(target.shape)
 
 
-def at_peak_or_wake(points: numpy.ndarray, target: numpy.ndarray, grid) -> numpy.ndarray:
+def at_peak_or_wake(points: numpy.ndarray, target: numpy.ndarray, grid: tuple[int, ...]) -> numpy.ndarray:
     """Points of a C-mesh with the TOP highest Mach numbers of their case, or in the near wake, [S, N] bool.
 
     The wake lies within NEAR of the mesh's cut behind the trailing edge, which is its first line along axis 0.
@@ -116,7 +118,7 @@ def at_peak_or_wake(points: numpy.ndarray, target: numpy.ndarray, grid) -> numpy
     return wake.reshape(target.shape) | (target >= numpy.quantile(target, 1 - TOP, axis=1, keepdims=True))
 
 
-def at_wall(points: numpy.ndarray, target: numpy.ndarray, grid) -> numpy.ndarray:
+def at_wall(points: numpy.ndarray, target: numpy.ndarray, grid: tuple[int, ...]) -> numpy.ndarray:
     """Points of a pipe's mesh within NEAR of its width from a wall, and the first line beside either, [S, N] bool."""
     line = numpy.arange(grid[1])
     depth = numpy.minimum(line, line[::-1])  # lines from a wall
@@ -124,7 +126,7 @@ def at_wall(points: numpy.ndarray, target: numpy.ndarray, grid) -> numpy.ndarray
     return numpy.broadcast_to(numpy.tile(near, grid[0]), target.shape)
 
 
-FEATURES = {
+FEATURES: dict[str, tuple[str, Callable[..., numpy.ndarray]]] = {
     "elasticity": ("void boundary", at_void),
     "darcy": ("permeability interfaces", at_interface),
     "airfoil": ("suction peak and wake", at_peak_or_wake),

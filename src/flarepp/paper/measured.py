@@ -5,6 +5,7 @@ What Table 2 (scaling.py) and the cost study (cost.py) share; neither has seeds 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy
@@ -36,7 +37,8 @@ MEMORY = {
 
 
 def rows(
-    records: pandas.DataFrame, suite: str, keys: list[str], metrics: list[str], settings: dict, known=(), provenance=()
+    records: pandas.DataFrame, suite: str, keys: list[str], metrics: list[str], settings: dict, known: Iterable[str] = (),
+    provenance: Iterable[str] = ()
 ) -> pandas.DataFrame:
     """One row per run of `suite` in record order: `keys`, COLUMNS, metrics, settings, and what stands in its provenance.
 
@@ -56,7 +58,7 @@ def rows(
     return pandas.DataFrame(found, columns=columns)
 
 
-def _of_records(suite: str, keys: dict, rows: pandas.DataFrame, metrics: list[str], known) -> dict:
+def _of_records(suite: str, keys: dict, rows: pandas.DataFrame, metrics: list[str], known: Iterable[str]) -> dict:
     """What the records hold of one run."""
     first, where = rows.iloc[0], ", ".join(f"{key} {value}" for key, value in keys.items())
     if rows["run"].nunique(dropna=False) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flarepp.record import read_run
+from flarepp.record import imported_from, read_run
 
 GONE = "the record is not here"
 VERBS = {"scaling": "parallel", "cost": "cost"}  # by the section that a spec has
@@ -22,7 +22,7 @@ def of_run(folder: str) -> dict[str, object]:
         return {"status": GONE}
     spec, result = read_run(path)
     origin, files = result.get("provenance", {}), result.get("files", {})
-    asked = next((spec[part] for part in ("training", "scaling", "cost") if part in spec), {})
+    asked: dict = next((spec[part] for part in ("training", "scaling", "cost") if part in spec), {})
     data, git = origin.get("dataset", {}), origin.get("git") or {}
     dirty = " with uncommitted changes" if git.get("dirty") else ""
     facts = {
@@ -34,6 +34,7 @@ def of_run(folder: str) -> dict[str, object]:
         "data": data.get("source"),
         "dataset fingerprint": data.get("fingerprint"),
         "device": origin.get("device"),
+        "imported from": imported_from(path, result),
         "git commit": git["commit"] + dirty if git.get("commit") else None,
         "spec": (path / SPEC).as_posix(),
         "record": (path / RECORD).as_posix(),

@@ -4,6 +4,7 @@ has no value on the axis, and the text below."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
@@ -11,12 +12,15 @@ import pandas
 from flarepp.paper import quoted, style
 from flarepp.paper.cells import describe
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 OUTLIER = 8.0  # a value this many times the median of its column leaves the axis and is written at its edge
 LOG_FROM, LOG_TO = 5.0, 200.0  # ratio of largest to smallest value between which a logarithmic axis reads better
 EDGE = 0.085  # height of one line's marks and words at the top edge, as a share of the panel
 GREY = "#555555"
 OPEN, FILLED = 7.0, 4.0  # sizes of markers, so that an open one shows around a filled one at the same place
-RING = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "color": GREY, "linestyle": ""}
+RING: dict[str, Any] = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "color": GREY, "linestyle": ""}
 
 
 def look(model: str) -> style.Look:
@@ -53,7 +57,7 @@ def marks(errors: pandas.DataFrame) -> list:
     return handles
 
 
-def set_errors(axis, part: pandas.DataFrame, panel: list[str], line: list[str], log_from: float = LOG_FROM) -> float:
+def set_errors(axis: Axes, part: pandas.DataFrame, panel: list[str], line: list[str], log_from: float = LOG_FROM) -> float:
     """Set scale and limits of a vertical axis of errors, leaving a strip for what goes to the edge; return the value above
     which points leave it.
 
@@ -82,7 +86,7 @@ def set_errors(axis, part: pandas.DataFrame, panel: list[str], line: list[str], 
     return limit
 
 
-def set_sizes(axis, sizes: pandas.Series) -> None:
+def set_sizes(axis: Axes, sizes: pandas.Series) -> None:
     """Sizes double, so the axis is logarithmic; its ticks are those that were asked for."""
     from matplotlib.ticker import NullLocator
 
@@ -93,12 +97,12 @@ def set_sizes(axis, sizes: pandas.Series) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
 
 
-def grid(axis) -> None:
+def grid(axis: Axes) -> None:
     axis.grid(True, which="major", color="#e4e4e4", linewidth=0.5)
     axis.set_axisbelow(True)
 
 
-def draw(axis, points: pandas.DataFrame, size: str, limit: float, line: dict) -> None:
+def draw(axis: Axes, points: pandas.DataFrame, size: str, limit: float, line: dict) -> None:
     """One line of errors over `size`, broken where it has no value on the axis; line: how it looks."""
     sizes = axis.get_xticks()
     inside = points[points["mean"] <= limit].set_index(size).reindex(sizes)
@@ -109,7 +113,7 @@ def draw(axis, points: pandas.DataFrame, size: str, limit: float, line: dict) ->
         axis.plot(marked.index, marked["mean"], zorder=4, **RING)
 
 
-def at_edge(axis, points: pandas.DataFrame, size: str, edges: int, look: style.Look, name: str = "") -> None:
+def at_edge(axis: Axes, points: pandas.DataFrame, size: str, edges: int, look: style.Look, name: str = "") -> None:
     """Mark one line's points without a value, or beyond the axis, at the top below `edges` other lines, and write once what
     they are.
 

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -183,7 +184,7 @@ def words(value: object) -> str:
         return WORDS.get(value, value)
 
 
-def same(value: object, text: str) -> bool:
+def same(value: Any, text: str) -> bool:
     """Whether a value of a spec (or another printed one) is the one printed, as numbers where both are."""
     try:
         return math.isclose(float(value), float(text), rel_tol=1e-9)

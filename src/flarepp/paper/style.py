@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
 
 from flarepp.record import atomic_path
 
-RC = {
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
     "axes.titlesize": 9,
@@ -75,8 +79,9 @@ OTHER = Look("#999999", "d", ":", True)
 
 @contextmanager
 def figure(
-    out: Path, name: str, size: tuple[float, float], stamp: str, foot: str = "", layout: str = "constrained"
-) -> Iterator:
+    out: Path, name: str, size: tuple[float, float], stamp: str, foot: str = "",
+    layout: Literal["constrained", "compressed"] = "constrained"
+) -> Iterator[Figure]:
     """Yield an empty matplotlib Figure of `size` inches; on success save it as out/<name>.pdf and .png (200
     dpi).
 
@@ -100,7 +105,7 @@ def figure(
                 drawing.savefig(partial, format=kind, metadata=dict.fromkeys(keys))
 
 
-def _write_below(drawing, foot: str, stamp: str) -> None:
+def _write_below(drawing: Figure, foot: str, stamp: str) -> None:
     """Write foot and then stamp at the lower left, wrapped to the width, and leave room for them."""
     width, height = drawing.get_size_inches()
     used = 0.04  # inches from the lower edge
@@ -110,4 +115,5 @@ def _write_below(drawing, foot: str, stamp: str) -> None:
             place = (0.04 / width, used / height)
             drawing.text(*place, "\n".join(lines), va="bottom", fontsize=6.5, color=colour, linespacing=1.2)
             used += LINE * len(lines)
-    drawing.get_layout_engine().set(rect=(0, used / height, 1, 1 - used / height))
+    engine: Any = drawing.get_layout_engine()
+    engine.set(rect=(0, used / height, 1, 1 - used / height))

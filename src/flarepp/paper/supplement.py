@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pandas
 
 from flarepp.paper import deviations, quoted
 from flarepp.paper.cells import cells, check_scale
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
 SUITE = "table1"
 CONSTANT = "constant"  # the trivial predictor that a reader measures the others by
 STEPS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))  # round numbers of a decade
-LINE = {"color": "#777777", "linestyle": ":", "linewidth": 1.0}
+LINE: dict[str, Any] = {"color": "#777777", "linestyle": ":", "linewidth": 1.0}
 
 
 def read(records: pandas.DataFrame, shown: str, scale: str) -> tuple[pandas.DataFrame, str, str]:
@@ -35,13 +41,13 @@ def headings(errors: pandas.DataFrame) -> dict[str, str]:
             for row in errors.drop_duplicates("dataset").itertuples()}  # fmt: skip
 
 
-def constant(axis, errors: pandas.DataFrame, line) -> None:
+def constant(axis: Axes, errors: pandas.DataFrame, line: Callable[..., object]) -> None:
     """Draw the error of the constant predictor in a dataset's panel by `line`, axis.axhline or axis.axvline."""
     for value in errors.loc[(errors["model"] == CONSTANT) & (errors["n"] > 0), "mean"]:
         line(value, zorder=1, **LINE)
 
 
-def set_log_ticks(axis, least: int) -> None:
+def set_log_ticks(axis: Axis, least: int) -> None:
     """Give a logarithmic XAxis or YAxis `least` round ticks or some more, whatever part of a decade it spans."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 

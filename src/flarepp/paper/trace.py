@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -134,7 +135,8 @@ def _run(run: str) -> list[str]:
     if (Path(run) / origin.WEIGHTS).exists():
         read_output(Path(run), origin.WEIGHTS)
     facts = origin.of_run(run)
-    pairs = facts.pop("metrics", {}) | facts
+    metrics: Any = facts.pop("metrics", {})
+    pairs = metrics | facts
     return [f"  {run}", *(f"    {name}: {value}" for name, value in pairs.items())]
 
 

@@ -10,9 +10,13 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flarepp.paper import html
 from flarepp.record import atomic_path
+
+if TYPE_CHECKING:
+    import pandas
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -309,12 +313,12 @@ def _markdown_cell(cell: Cell) -> str:
     return text + (f"<sup>{','.join(cell.marks)}</sup>" if cell.marks else "")
 
 
-def write(table: Table, data, out: Path, name: str) -> None:
+def write(table: Table, data: pandas.DataFrame, out: Path, name: str) -> None:
     """Write out/<name>.tex, .md and .html from `table`, and .csv from the DataFrame `data` (full precision)."""
     write_texts(latex(table, name), markdown(table), html.page(html.title(name), [("", table)]), data, out, name)
 
 
-def write_texts(tex: str, md: str, page: str, data, out: Path, name: str) -> None:
+def write_texts(tex: str, md: str, page: str, data: pandas.DataFrame, out: Path, name: str) -> None:
     """Write out/<name>.tex, .md, .html (`page`), and .csv from the DataFrame `data`."""
     for suffix, text in {".tex": tex, ".md": md, ".html": page, ".csv": data.to_csv(index=False)}.items():
         with atomic_path(Path(out) / f"{name}{suffix}") as partial:

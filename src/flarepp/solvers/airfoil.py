@@ -15,16 +15,19 @@ are long. Only what `solve` and `samples` take and return has the sample first. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flarepp.solvers import airfoil_mesh
 from flarepp.solvers.sampling import RejectedSample
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
 BENCH_ID = 4
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "gamma": 1.4,
     "mach": 0.8,
     "second_difference": 1.0,
@@ -93,7 +96,7 @@ def solve(
     cycles: int,
     mach: float = SETTINGS["mach"],
     angle: float = 0.0,
-    dtype=np.float32,
+    dtype: DTypeLike = np.float32,
 ) -> Solution:
     """Flow around aerofoils on the C-meshes x, y [S, ni, nj] with `wake` cells behind the trailing edge.
 
@@ -113,8 +116,8 @@ def solve(
         return Solution(np.moveaxis(flow.state, -1, 0), np.array(history) / history[0])
 
 
-def _sample_last(*arrays: np.ndarray) -> Iterator[np.ndarray]:
-    return (np.ascontiguousarray(np.moveaxis(array, 0, -1)) for array in arrays)
+def _sample_last(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.ascontiguousarray(np.moveaxis(x, 0, -1)), np.ascontiguousarray(np.moveaxis(y, 0, -1))
 
 
 # --- gas
@@ -209,7 +212,7 @@ class Level:
     finest: bool
 
 
-def hierarchy(x: np.ndarray, y: np.ndarray, wake: int, stream: np.ndarray, dtype) -> list[Level]:
+def hierarchy(x: np.ndarray, y: np.ndarray, wake: int, stream: np.ndarray, dtype: DTypeLike) -> list[Level]:
     """Levels from fine to coarse of the meshes x, y [ni, nj, S]; stream [4]: state of the gas far away."""
     levels = []
     for depth in range(SETTINGS["levels"]):
@@ -219,7 +222,7 @@ def hierarchy(x: np.ndarray, y: np.ndarray, wake: int, stream: np.ndarray, dtype
     return levels
 
 
-def _level(x: np.ndarray, y: np.ndarray, wake: int, stream: np.ndarray, dtype, finest: bool) -> Level:
+def _level(x: np.ndarray, y: np.ndarray, wake: int, stream: np.ndarray, dtype: DTypeLike, finest: bool) -> Level:
     ni, nj = x.shape[:2]
     dual = airfoil_mesh.dual(x, y, wake)
     share = _boundary_share(nj)[None, :, None], _boundary_share(ni)[:, None, None]
@@ -229,7 +232,10 @@ def _level(x: np.ndarray, y: np.ndarray, wake: int, stream: np.ndarray, dtype, f
     on_wall = _boundary_share(nj)[None, :, None] * np.ones((ni, 1, 1))
     on_wall[: wake + 1, 0], on_wall[ni - 1 - wake :, 0] = 1, 1  # the halves of the cut make up a whole
     coarse = airfoil_mesh.coarse_nodes(ni, wake), airfoil_mesh.coarse_nodes(nj)
-    cast = lambda *arrays: tuple(array.astype(dtype) for array in arrays)
+
+    def cast(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple(array.astype(dtype) for array in arrays)
+
     sides = (np.s_[:, -1], dual.faces_j[:, :, -1]), (np.s_[0, :], -dual.faces_i[:, 0]), (np.s_[-1, :], dual.faces_i[:, -1])
     return Level(
         half_faces=cast(dual.faces_i[:, 1:-1] / 2, dual.faces_j[:, :, 1:-1] / 2),
@@ -361,19 +367,22 @@ def step_factors(level: Level, flow: Flow, start: float) -> Factors:
     step = join_cut(SETTINGS["courant"] * level.volume / fastest, level.wake, 0.5) * level.inverse_volume
     stretch = (speeds[1] / speeds[0]) ** SETTINGS["aspect_exponent"]
     scales = speeds[0] * (1 + stretch) * level.share[0], speeds[1] * (1 + 1 / stretch) * level.share[1]
-    scales = tuple(_mean(scale, axis) for axis, scale in enumerate(scales))
+    means = tuple(_mean(scale, axis) for axis, scale in enumerate(scales))
     if not level.finest:
-        return Factors(step, tuple(SETTINGS["coarse_difference"] * scale for scale in scales), None)
+        return Factors(step, tuple(SETTINGS["coarse_difference"] * mean for mean in means), None)
     sensors = (np.maximum(np.maximum(*_pair(sensor, axis)), start) for axis, sensor in enumerate(shock_sensor(level, flow)))
-    pairs = [(scale, SETTINGS["second_difference"] * sensor) for scale, sensor in zip(scales, sensors, strict=True)]
+    pairs = [(mean, SETTINGS["second_difference"] * sensor) for mean, sensor in zip(means, sensors, strict=True)]
     fourth = tuple(scale * np.maximum(SETTINGS["fourth_difference"] - second, 0) for scale, second in pairs)
     return Factors(step, tuple(scale * second for scale, second in pairs), fourth)
 
 
 def shock_sensor(level: Level, flow: Flow) -> tuple[np.ndarray, np.ndarray]:
     """Second differences of the pressure over its sum, along i and j, [ni, nj, S]; 0 on boundaries."""
+
+    def ratio(behind: np.ndarray, middle: np.ndarray, ahead: np.ndarray) -> np.ndarray:
+        return np.abs((behind - 2 * middle + ahead) / (behind + 2 * middle + ahead))
+
     pressure, sensors = flow.pressure, (np.zeros_like(flow.pressure), np.zeros_like(flow.pressure))
-    ratio = lambda behind, middle, ahead: np.abs((behind - 2 * middle + ahead) / (behind + 2 * middle + ahead))
     sensors[0][1:-1] = ratio(pressure[:-2], pressure[1:-1], pressure[2:])
     sensors[1][:, 1:-1] = ratio(pressure[:, :-2], pressure[:, 1:-1], pressure[:, 2:])
     above, below = _cut(pressure, level.wake, 1)
@@ -423,6 +432,7 @@ def advance(level: Level, flow: Flow, forcing: np.ndarray | float, start: float)
         update *= factors.step
         change = update[0] if change is None else change
         flow = Flow.of(before - part * join_cut(_apply(level.smoother, update), level.wake, 0.5))
+    assert change is not None
     return flow, change
 
 

@@ -13,11 +13,12 @@ of their sides.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "radius": 40.0,
     "wake_end": 40.0,
     "box": {"centre": 0.5, "length": 1.5, "height": 0.2},
@@ -67,7 +68,10 @@ def c_mesh(displacement: np.ndarray, mesh: tuple[int, int, int], cosine: bool = 
     y = np.concatenate([sink[:, ::-1], y, sink], axis=1)
     outer_x, outer_y = _far_boundary(1 + along[:0:-1], aerofoil)
     fraction = spacing(height, normal, SETTINGS["radius"], growth)  # [normal + 1]
-    blend = lambda inner, outer: inner[..., None] * (1 - fraction) + outer[:, None] * fraction
+
+    def blend(inner: np.ndarray, outer: np.ndarray) -> np.ndarray:
+        return inner[..., None] * (1 - fraction) + outer[:, None] * fraction
+
     return np.broadcast_to(blend(x, outer_x), (len(y), len(x), normal + 1)).copy(), blend(y, outer_y)
 
 
@@ -156,9 +160,13 @@ def dual(x: np.ndarray, y: np.ndarray, wake: int) -> Dual:
     first, second = halves[:, 1:, 1:] - halves[:, :-1, :-1], halves[:, 1:, :-1] - halves[:, :-1, 1:]
     quarters = (first[0] * second[1] - first[1] * second[0]) / 2  # [2 ni - 2, 2 nj - 2, S], i and j turn clockwise
     around = np.pad(quarters, ((1, 1), (1, 1), (0, 0)))
-    volume = sum(around[row::2, column::2] for row in (0, 1) for column in (0, 1))
-    left = lambda tangent: np.stack([-tangent[1], tangent[0]])
-    return Dual(left(along_j), -left(along_i), left(body), volume)
+    volume = sum((around[row::2, column::2] for row in (0, 1) for column in (0, 1)), start=np.zeros((), x.dtype))
+    return Dual(_left(along_j), -_left(along_i), _left(body), volume)
+
+
+def _left(tangent: np.ndarray) -> np.ndarray:
+    """The normal to the left of a tangent, as long as it."""
+    return np.stack([-tangent[1], tangent[0]])
 
 
 def _dual_ends(num_nodes: int) -> np.ndarray:

@@ -12,6 +12,8 @@ lead from one to the other. Axis 0 of every array is the first coordinate.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sparse
 from scipy.fft import idctn
@@ -21,7 +23,7 @@ from scipy.sparse.linalg import splu
 from flarepp.solvers.sampling import RejectedSample
 
 BENCH_ID = 1
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "alpha": 2.0,
     "tau": 3.0,
     "coefficient_low": 3.0,

@@ -13,13 +13,15 @@ Pressure is measured from that far away and per density, in m^2/s^2: speed^2 / 2
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flarepp.solvers import panels
 from flarepp.solvers.sampling import RejectedSample
 
 BENCH_ID = 6
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "physics": "inviscid, attached, incompressible potential flow; wall shear stress 0",
     "speed": 38.889,  # m/s
     "density": 1.0,

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.sparse.linalg import splu
@@ -39,7 +40,7 @@ from skfem.assembly import Dofs
 from flarepp.solvers.sampling import RejectedSample
 
 BENCH_ID = 2
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "c1": 1.863e5,
     "c2": 9.79e3,
     "traction": 100.0,
@@ -222,19 +223,16 @@ def tangent(F: np.ndarray) -> np.ndarray:
 # --- equilibrium
 
 
-@BilinearForm
-def _stiffness(trial, test, data):
+def _stiffness(trial: Any, test: Any, data: Any) -> np.ndarray:
     stress = np.einsum("ijkl...,kl...->ij...", data["tangent"], trial.grad)
     return np.einsum("ij...,ij...->...", stress, test.grad)
 
 
-@LinearForm
-def _internal_force(test, data):
+def _internal_force(test: Any, data: Any) -> np.ndarray:
     return np.einsum("ij...,ij...->...", data["stress"], test.grad)
 
 
-@LinearForm
-def _upward(test, _):
+def _upward(test: Any, _: Any) -> np.ndarray:
     return test[1]
 
 
@@ -262,18 +260,20 @@ def equilibrium(basis: Basis, load: np.ndarray, fixed: np.ndarray, start: np.nda
     """
     displacement = start.copy()
     free = np.setdiff1d(np.arange(basis.N), fixed)
-    for steps in range(SETTINGS["max_steps"] + 1):
+    steps = 0
+    while True:
         F = deformation(basis, displacement)
-        force = _internal_force.assemble(basis, stress=first_piola(F))
+        force = LinearForm(_internal_force).assemble(basis, stress=first_piola(F))
         imbalance = (load - force)[free]
         residual = np.linalg.norm(imbalance) / (np.linalg.norm(load) + np.linalg.norm(force[fixed]))
         if not residual >= SETTINGS["tolerance"] or steps == SETTINGS["max_steps"]:  # NaN ends it too
             return Equilibrium(displacement, force, float(residual), steps)
-        matrix = _stiffness.assemble(basis, tangent=tangent(F)).tocsr()[free][:, free].tocsc()
+        matrix = BilinearForm(_stiffness).assemble(basis, tangent=tangent(F)).tocsr()[free][:, free].tocsc()
         factors = splu(
             matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
         )
         displacement[free] += factors.solve(imbalance)
+        steps += 1
 
 
 def stretch(basis: Basis, traction: float = SETTINGS["traction"]) -> Equilibrium:
@@ -281,7 +281,7 @@ def stretch(basis: Basis, traction: float = SETTINGS["traction"]) -> Equilibrium
     grid = basis.mesh
     top = grid.facets_satisfying(lambda x: np.isclose(x[1], 1), boundaries_only=True)
     bottom = grid.facets_satisfying(lambda x: np.isclose(x[1], 0), boundaries_only=True)
-    load = traction * _upward.assemble(FacetBasis(grid, basis.elem, facets=top, intorder=QUADRATURE_ORDER))
+    load = traction * LinearForm(_upward).assemble(FacetBasis(grid, basis.elem, facets=top, intorder=QUADRATURE_ORDER))
     return equilibrium(basis, load, basis.get_dofs(bottom).all(), np.zeros(basis.N))
 
 

@@ -62,7 +62,7 @@ def build(nodes: np.ndarray) -> Panels:
     vectors = np.stack([np.cross(diagonal, first), np.cross(second, diagonal)]).reshape(2, -1, 3)
     return Panels(
         nodes=nodes,
-        centres=sum(corner(nodes, *place) for place in np.ndindex(2, 2)).reshape(-1, 3) / 4,
+        centres=sum((corner(nodes, *place) for place in np.ndindex(2, 2)), start=np.zeros((), nodes.dtype)).reshape(-1, 3) / 4,
         normals=unit(vectors.sum(0)),
         triangle_areas=np.linalg.norm(vectors, axis=-1) / 2,
         triangle_vectors=vectors,
@@ -171,6 +171,6 @@ def combination(panels: Panels) -> sparse.csr_array:
         values.append(normal)
     entries = np.concatenate(values).T  # [3, 8 N], one row an axis
     rows = np.tile(number, 8) + number.size * np.arange(3)[:, None]
-    columns = np.broadcast_to(np.concatenate(columns), rows.shape)
+    places = np.broadcast_to(np.concatenate(columns), rows.shape)
     size = (3 * number.size, num_edges + 2 * number.size)
-    return sparse.coo_array((entries.ravel(), (rows.ravel(), columns.ravel())), size).tocsr().astype(np.float32)
+    return sparse.coo_array((entries.ravel(), (rows.ravel(), places.ravel())), size).tocsr().astype(np.float32)

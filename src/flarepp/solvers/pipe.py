@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline
@@ -31,7 +32,7 @@ from scipy.sparse.linalg import splu
 from flarepp.solvers.sampling import RejectedSample
 
 BENCH_ID = 3
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "viscosity": 0.005,
     "length": 10.0,
     "num_segments": 4,  # of the centre line, a cubic each
@@ -209,7 +210,7 @@ class Forms:
     slope: X -> c'(X). Arrays over Gauss points are [E, Q].
     """
 
-    def __init__(self, space: Space, slope: Callable, viscosity: float):
+    def __init__(self, space: Space, slope: Callable, viscosity: float) -> None:
         self.space, self.viscosity = space, viscosity
         self.value, gradient, self.pressure, point, weight = _element()
         streamwise, transverse = space.mesh
@@ -253,7 +254,7 @@ class Forms:
         across = self.weight * (velocity[1] - self.slope * velocity[0])
         diffusion = self.viscosity * self.weight
         shear = self.slope * diffusion
-        by_X, by_t, value = *self.gradient, self.value
+        (by_X, by_t), value = self.gradient, self.value
         both = (
             _integrate(along, value, by_X)
             + _integrate(across, value, by_t)

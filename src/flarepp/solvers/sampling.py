@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -78,7 +79,9 @@ def draw(
     size = batch_size or 1
     attempt = partial(_solve_or_load, partial(_attempt, solve, batch_size, bench_id, seed, stream), cache, stream)
     arrays: dict[str, np.ndarray] = {}
-    indices, rejected, start = [], [], 0
+    indices: list[int] = []
+    rejected: list[dict] = []
+    start = 0
     workers = min(num_workers, -(-count // size))
     interval = 0.1 if sys.stderr.isatty() else 10  # seconds; in a log a line now and then
     with _mapper(workers) as mapper, tqdm(total=count, desc=label, mininterval=interval) as progress:
@@ -101,7 +104,7 @@ def draw(
     return Draw(arrays, np.array(indices), [entry for entry in rejected if entry["index"] < last])
 
 
-def _attempt(solve, batch_size: int | None, bench_id: int, seed: int, stream: int, start: int) -> list[tuple[dict | None, str]]:
+def _attempt(solve: Callable, batch_size: int | None, bench_id: int, seed: int, stream: int, start: int) -> list[tuple[dict | None, str]]:
     """(arrays, "") or (None, reason) of each sample of the batch that begins at index `start`."""
     generators = [generator(bench_id, seed, start + index, stream) for index in range(batch_size or 1)]
     try:
@@ -112,7 +115,7 @@ def _attempt(solve, batch_size: int | None, bench_id: int, seed: int, stream: in
     return [(None, str(item)) if isinstance(item, RejectedSample) else (item, "") for item in found]
 
 
-def _solve_or_load(attempt, cache: Path | None, stream: int, start: int) -> list[tuple[dict | None, str]]:
+def _solve_or_load(attempt: Callable, cache: Path | None, stream: int, start: int) -> list[tuple[dict | None, str]]:
     """What `attempt(start)` returns, from the cache if it is there, else kept in it."""
     if cache is None:
         return attempt(start)
@@ -124,7 +127,7 @@ def _solve_or_load(attempt, cache: Path | None, stream: int, start: int) -> list
             return [(None, reason) if reason else (dict(zip(names, next(rows))), "") for reason in reasons]
     solved = attempt(start)
     accepted = [sample for sample, _ in solved if sample is not None]
-    stacked = {name: np.stack([sample[name] for sample in accepted]) for name in (accepted[0] if accepted else ())}
+    stacked: dict[str, Any] = {name: np.stack([sample[name] for sample in accepted]) for name in (accepted[0] if accepted else ())}
     unfinished = path.with_name(f".{os.getpid()}-{path.name}")
     np.savez(unfinished, reasons=np.array([reason for _, reason in solved]), **stacked)
     os.replace(unfinished, path)

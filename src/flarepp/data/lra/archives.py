@@ -28,7 +28,9 @@ def members(path: Path, pattern: str) -> dict[str, bytes]:
                             raise ValueError(f"{member.name} is there twice")
                         if (total := total + tarfile.BLOCKSIZE + member.size) > ALL:
                             raise ValueError(f"more than {ALL} bytes in all")
-                        found[member.name] = tar.extractfile(member).read()
+                        content = tar.extractfile(member)
+                        assert content is not None, member.name
+                        found[member.name] = content.read()
             while stream.read(READ):  # to the checksum at the end
                 pass
     except (tarfile.TarError, EOFError, zlib.error, ValueError, OSError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +44,10 @@ class Level:
 
     arguments: np.ndarray
     parent: np.ndarray
-    size: np.ndarray | None = None
-    symbol: np.ndarray | None = None
-    value: np.ndarray | None = None
-    position: np.ndarray | None = None
+    size: np.ndarray = field(init=False)
+    symbol: np.ndarray = field(init=False)
+    value: np.ndarray = field(init=False)
+    position: np.ndarray = field(init=False)
 
     @property
     def starts(self) -> np.ndarray:
@@ -88,7 +88,8 @@ def select(levels: list[Level], kept: np.ndarray) -> list[Level]:
         inside, new_index = kept[level.parent], np.cumsum(kept) - 1
         if not inside.any():
             break
-        selected.append(Level(level.arguments[inside], new_index[level.parent[inside]], level.size[inside]))
+        selected.append(Level(level.arguments[inside], new_index[level.parent[inside]]))
+        selected[-1].size = level.size[inside]
         kept = inside
     return selected
 
@@ -191,7 +192,8 @@ def read_published(paths: list[Path], spec: dict) -> Task:
     """The published files: columns Source, with parentheses that say nothing, and Target."""
     splits = [_read(path, spec["max_length"]) for path in paths]
     check_counts(paths, splits, PUBLISHED)
-    return _task(*splits, {"source": "published"})
+    train, dev, test = splits
+    return _task(train, dev, test, {"source": "published"})
 
 
 def _read(path: Path, max_length: int) -> Sequences:

@@ -102,7 +102,8 @@ def paint(canvas: np.ndarray, pivot: np.ndarray, patch: np.ndarray) -> None:
     canvas.reshape(-1)[index] = np.maximum(canvas.reshape(-1).take(index), patch)
 
 
-def next_paddle(generator, mask, pivot, degree):
+def next_paddle(generator: np.random.Generator, mask: np.ndarray, pivot: np.ndarray,
+                degree: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The next paddle after one at pivot [B, 2], degree [B]: whether there is one [B], pivot and degree."""
     step = np.ceil((LENGTH + 2 * MARGIN) * direction(degree) - 1e-9).astype(int)
     pivot = pivot + step
@@ -121,7 +122,8 @@ def next_paddle(generator, mask, pivot, degree):
     return found, clipped, degree
 
 
-def grow(generator, mask, pivot, degree, length: int):
+def grow(generator: np.random.Generator, mask: np.ndarray, pivot: np.ndarray, degree: np.ndarray,
+         length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Contours of `length` paddles from first ones at pivot [B, S, 2], degree [B, S], S of them in turn on one window.
 
     Returns those of the B windows on which all of them had room, [A], their masks, and pivots [A, S, length, 2] and degrees
@@ -149,7 +151,8 @@ def footprints() -> np.ndarray:
     return np.stack([np.concatenate([pixels, np.repeat(pixels[:1], longest - len(pixels), 0)]) for pixels in found])
 
 
-def first_paddles(generator, mask, border: int):
+def first_paddles(generator: np.random.Generator, mask: np.ndarray,
+                  border: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A random degree and a uniform one of the pixels at least `border` from the edge where its line is on free ground:
     whether there is one [B], pivot [B, 2] and degree [B]."""
     least, most = border + REACH, mask.shape[1] - border - REACH
@@ -163,7 +166,8 @@ def first_paddles(generator, mask, border: int):
     return ~np.isin(np.arange(len(mask)), waiting), pivot, degree
 
 
-def targets(generator, resolution: int, length: int, seed_distance: int):
+def targets(generator: np.random.Generator, resolution: int, length: int,
+            seed_distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """As `grow`, from STARTS empty windows, two contours each that begin `seed_distance` apart near the centre."""
     mask = np.full((STARTS, *[resolution + 2 * REACH] * 2), 255, np.int16)
     mask[:, REACH + PADDING:-REACH - PADDING, REACH + PADDING:-REACH - PADDING] = 0
@@ -180,7 +184,7 @@ def draw(canvas: np.ndarray, pivots: np.ndarray, degrees: np.ndarray, brightness
         paint(canvas, pivot, brightness * stamps()[0][degree])
 
 
-def distract(generator, canvas, mask, length: int) -> None:
+def distract(generator: np.random.Generator, canvas: np.ndarray, mask: np.ndarray, length: int) -> None:
     """Add one distractor to every window that has room for it."""
     waiting = np.arange(len(mask))
     for _ in range(SNAKE_TRIES):
@@ -193,7 +197,7 @@ def distract(generator, canvas, mask, length: int) -> None:
         canvas[done], waiting = part, np.setdiff1d(waiting, done)
 
 
-def mark(generator, canvas, pivots, degrees) -> np.ndarray:
+def mark(generator: np.random.Generator, canvas: np.ndarray, pivots: np.ndarray, degrees: np.ndarray) -> np.ndarray:
     """Discs at the tail of one target and at the end of it or of the other; returns labels [B], 1 for one and the same."""
     rows = np.arange(len(canvas))
     labels, snake = generator.integers(0, 2, (2, len(canvas)))
@@ -205,7 +209,7 @@ def mark(generator, canvas, pivots, degrees) -> np.ndarray:
     return labels
 
 
-def images(generator, *, resolution: int, contour_length: int, seed_distance: int, num_distractors: int,
+def images(generator: np.random.Generator, *, resolution: int, contour_length: int, seed_distance: int, num_distractors: int,
            distractor_length: int) -> dict[str, np.ndarray]:
     """tokens [CHUNK, resolution^2] uint8, brightness stretched from 0 to 255 in each image, and labels [CHUNK]; ValueError
     where next to no image has room for its contours."""

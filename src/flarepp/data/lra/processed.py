@@ -12,6 +12,7 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -30,7 +31,7 @@ SLACK = 0.01
 class _DType:
     """Stands in for numpy.dtype: whole numbers of one to eight bytes in either byte order."""
 
-    def __init__(self, code: str, *_):
+    def __init__(self, code: str, *_: object) -> None:
         if not isinstance(code, str) or not re.fullmatch("[iu][1248]", code):
             raise pickle.UnpicklingError("it has arrays of something other than whole numbers")
         self.dtype = np.dtype(code)
@@ -71,12 +72,12 @@ STAND_INS: dict[tuple[str, str], Callable] = {("numpy", "ndarray"): _Array, ("nu
 class _Arrays(pickle.Unpickler):
     """Refuses every class and function but the stand-ins."""
 
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in STAND_INS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused")
         return STAND_INS[module, name]
 
-    def persistent_load(self, pid):
+    def persistent_load(self, pid: object) -> NoReturn:
         raise pickle.UnpicklingError("it asks for an object of its own, which is refused")
 
 
@@ -140,7 +141,7 @@ def _read(path: Path, pixels: bool, max_length: int | None) -> Sequences:
     return Sequences.of_bytes(texts, labels, max(len(text) for sample in texts for text in sample))
 
 
-def _numbers(value) -> np.ndarray:
+def _numbers(value: object) -> np.ndarray:
     """Whole numbers from what a pickle holds: an array, a list of numbers, a number. ValueError for anything else."""
     array = value.values if isinstance(value, _Array) else np.asarray(value)
     if array is None or array.dtype.kind not in "iu":

@@ -24,7 +24,8 @@ def read_published(paths: list[Path], spec: dict) -> Task:
     """The task from its three files."""
     splits = [_read(path, spec["max_length"]) for path in paths]
     check_counts(paths, splits, PUBLISHED)
-    return Task("retrieval", *splits, NUM_SYMBOLS, NUM_CLASSES,
+    train, dev, test = splits
+    return Task("retrieval", train, dev, test, NUM_SYMBOLS, NUM_CLASSES,
                 {"label": LABEL, "split": "as published", "source": "published"})
 
 

@@ -2,7 +2,7 @@
 
 A sample has D documents (two in Retrieval, else one) of at most N symbols 0 .. num_symbols - 1 and a class. Layout:
 {train,dev,test}/tokens [S, D, N] uint8, 0 behind a document's end; /lengths [S, D] int32; /labels [S] uint8; attributes
-name, num_symbols, num_classes, dev_is_test, card (JSON), fingerprint, complete. Where the public data have no dev split
+name, num_symbols, num_classes, dev_is_test, card (JSON), fingerprint, digest (of these), complete. Where the public data have no dev split
 it is the test split, written once. Models see identities: symbol s is s + 1, and 0 is padding, in every task, so that
 black pixels are no padding.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from flarepp.record import atomic_path
+from flarepp.record import DAMAGE, atomic_path, check_card, digest
 
 DTYPES = {"tokens": np.uint8, "lengths": np.int32, "labels": np.uint8}
 
@@ -32,7 +32,7 @@ class Sequences:
     lengths: np.ndarray
     labels: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, dtype in DTYPES.items():
             assert getattr(self, name).dtype == dtype, (name, getattr(self, name).dtype)
         assert self.tokens.ndim == 3 and self.lengths.shape == self.tokens.shape[:2]
@@ -42,7 +42,7 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index) -> Sequences:
+    def __getitem__(self, index: slice | np.ndarray) -> Sequences:
         """The samples of a slice or an array of indices."""
         return Sequences(self.tokens[index], self.lengths[index], self.labels[index])
 
@@ -115,8 +115,13 @@ class Task:
             for key, dtype in DTYPES.items():
                 array = getattr(split, key)
                 state.update(f"{name}/{key} {array.shape}".encode())
-                state.update(np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<")))
+                state.update(np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<")).data)
         return state.hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """Names all that the file says, its arrays by their fingerprint."""
+        return digest([self.name, self.num_symbols, self.num_classes, self.dev_is_test, self.card, self.fingerprint])
 
 
 def divided(samples: Sequences, spec: dict) -> tuple[Sequences, Sequences, Sequences]:
@@ -159,12 +164,13 @@ def write(task: Task, path: Path) -> None:
                     file[f"{name}/{key}"] = getattr(split, key)
             file.attrs.update({"name": task.name, "num_symbols": task.num_symbols, "num_classes": task.num_classes,
                                "dev_is_test": task.dev_is_test, "card": json.dumps(task.card),
-                               "fingerprint": task.fingerprint})
+                               "fingerprint": task.fingerprint, "digest": task.digest})
             file.attrs["complete"] = True
 
 
 def read(path: Path) -> Task:
-    """Read a task. ValueError when it is incomplete, not HDF5, or its arrays do not match its fingerprint."""
+    """Read a task. ValueError when it is incomplete, not HDF5, or arrays or attributes are not as they were written, or not those of
+    the card beside it."""
     try:
         with h5py.File(path, "r") as file:
             attributes = dict(file.attrs)
@@ -175,13 +181,15 @@ def read(path: Path) -> Task:
         splits.setdefault("dev", splits["test"])
         task = Task(str(attributes["name"]), **splits, num_symbols=int(attributes["num_symbols"]),
                     num_classes=int(attributes["num_classes"]), card=json.loads(attributes["card"]))
-        fingerprint = attributes["fingerprint"]
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(f"{path}: cannot be read as HDF5 ({error}); delete it and run again") from None
-    except (ValueError, KeyError, TypeError, AssertionError, MemoryError) as error:
+    except DAMAGE as error:
         raise ValueError(f"{path}: not a whole file of token sequences ({error}); delete it and run again") from None
-    if task.fingerprint != fingerprint:
+    if task.fingerprint != str(attributes.get("fingerprint")):
         raise ValueError(f"{path}: the arrays do not match their fingerprint; delete it and run again")
+    if task.digest != str(attributes.get("digest")):
+        raise ValueError(f"{path}: the attributes do not match their digest; delete it and run again")
+    check_card(path, task.fingerprint)
     return task

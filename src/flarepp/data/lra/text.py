@@ -29,7 +29,7 @@ def read_published(paths: list[Path], spec: dict) -> Task:
     (path,) = paths
     found: dict[str, list] = {"train": [], "test": []}
     for name, text in members(path, MEMBER).items():
-        half, kind, number = re.fullmatch(MEMBER, name).groups()
+        half, kind, number = re.findall(MEMBER, name)[0]
         found[half].append((kind == "pos", int(number), text))
     for half, reviews in found.items():
         counts = len(reviews) - sum(good for good, _, _ in reviews), sum(good for good, _, _ in reviews)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
@@ -10,8 +11,11 @@ import pandas
 from flarepp.paper import quoted, style, supplement
 from flarepp.record import read_errors
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 LABELS, WIDTH, ROW = 1.1, 1.22, 0.24  # inches: of the models' names, of a panel, of a row
-MEDIAN = {"color": "black", "marker": "o", "markersize": 3.5, "markerfacecolor": "white", "linestyle": "", "zorder": 4}
+MEDIAN: dict[str, Any] = {"color": "black", "marker": "o", "markersize": 3.5, "markerfacecolor": "white", "linestyle": "", "zorder": 4}
 
 
 def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> None:
@@ -46,7 +50,7 @@ def _foot(errors: pandas.DataFrame, weights: str) -> str:
         f"\nwithout a value: {missing}" if missing else "")  # fmt: skip
 
 
-def _panel(axis, rows: pandas.DataFrame, models: list[str], weights: str) -> None:
+def _panel(axis: Axes, rows: pandas.DataFrame, models: list[str], weights: str) -> None:
     """The distributions of one dataset, in the places of `models`, and why some have none."""
     import seaborn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -10,11 +11,17 @@ from flarepp.paper import quoted, style
 from flarepp.paper.fields import VIEWS, View, fill, frame, inside, mesh_of, shown_extent, span
 from flarepp.record import read_case
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from flarepp.paper.fields import Mesh
+
 CASE = 0
 PHASES = 4  # values up to which a field is taken to be piecewise constant
 LINES = 40  # lines of a mesh, in either direction, up to which they can be told apart
 HEIGHT, WIDEST = 1.6, 2.8  # of a panel: inches, and the largest width in heights
-BAR = {"location": "bottom", "pad": 0.03}
+BAR: dict[str, Any] = {"location": "bottom", "pad": 0.03}
 
 
 def build(stores: list[Path], out: Path, *, scale: str) -> None:
@@ -48,7 +55,8 @@ def build(stores: list[Path], out: Path, *, scale: str) -> None:
 def _view(case: dict) -> View:
     """How the benchmark is shown; one that the paper does not have by the names and the unit on its card."""
     channels, unit = case["card"]["channels"], case["card"].get("units", "data units")
-    return VIEWS.get(case["name"], View(*(f"{name} ({unit})" for name in (channels["target"][0], channels["features"][-1]))))
+    quantity, coefficient = (f"{name} ({unit})" for name in (channels["target"][0], channels["features"][-1]))
+    return VIEWS.get(case["name"], View(quantity, coefficient))
 
 
 def _ratio(case: dict, view: View) -> float:
@@ -57,7 +65,7 @@ def _ratio(case: dict, view: View) -> float:
     return float(numpy.clip(width / height, 0.6, WIDEST))
 
 
-def _draw_input(drawing, axis, case: dict, view: View) -> None:
+def _draw_input(drawing: Figure, axis: Axes, case: dict, view: View) -> None:
     """The field that enters beside the coordinates; where none does, the mesh or the cloud of points."""
     features, grid = case["features"], case["grid"]
     if features.shape[1] > 2:
@@ -75,7 +83,7 @@ def _draw_input(drawing, axis, case: dict, view: View) -> None:
         axis.set_facecolor("white")
 
 
-def _draw_field(drawing, axis, case: dict, view: View, values: numpy.ndarray, label: str) -> None:
+def _draw_field(drawing: Figure, axis: Axes, case: dict, view: View, values: numpy.ndarray, label: str) -> None:
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     points = case["features"][:, :2]
@@ -85,14 +93,15 @@ def _draw_field(drawing, axis, case: dict, view: View, values: numpy.ndarray, la
     image = fill(axis, mesh_of(points, case["grid"]), values, "viridis", lowest, highest, "nearest" if jumps else "gouraud")
     frame(axis, view.crop)
     bar = drawing.colorbar(image, ax=axis, label=label.replace(" (", "\n("), aspect=14 * _ratio(case, view), **BAR)
-    bar.locator = FixedLocator(phases) if jumps else MaxNLocator(4, steps=[1, 2, 5, 10])
+    bar.locator = FixedLocator(phases.tolist()) if jumps else MaxNLocator(4, steps=[1, 2, 5, 10])
 
 
-def _draw_mesh(axis, mesh: tuple, seen: numpy.ndarray) -> list[int]:
+def _draw_mesh(axis: Axes, mesh: Mesh, seen: numpy.ndarray) -> list[int]:
     """Draw a mesh [n1, n2] on white, leaving out lines where all would be a blot; how many are drawn in either direction."""
     from matplotlib.collections import LineCollection
     from matplotlib.colors import ListedColormap
 
+    assert isinstance(mesh, tuple)  # of a grid
     fill(axis, mesh, numpy.zeros(mesh[0].size), ListedColormap(["white"]), 0, 1)
     points, drawn = numpy.stack(mesh, axis=-1), []  # [n1, n2, 2]
     for direction, number in enumerate(seen.shape):

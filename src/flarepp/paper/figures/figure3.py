@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas
 
 from flarepp.paper import deviations, panels, quoted, style
 from flarepp.paper.cells import cells, check_scale, describe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SUITE = "figure3"
 MODEL, AGAINST = "flarepp", "flare"
@@ -63,7 +67,7 @@ def reductions(errors: pandas.DataFrame) -> pandas.Series:
     return 100 * (1 - table[MODEL] / table[AGAINST])
 
 
-def _describe(row) -> str:
+def _describe(row: pandas.Series) -> str:
     return f"{describe(row)}, M = {row['num_latents']:.0f}"
 
 
@@ -85,7 +89,7 @@ def _look(look: style.Look, mark: tuple[str, float]) -> style.Look:
     return replace(look, marker=mark[0], colour=_shade(look.colour, mark[1]))
 
 
-def _errors(axis, part: pandas.DataFrame, marks: dict) -> None:
+def _errors(axis: Axes, part: pandas.DataFrame, marks: dict) -> None:
     """The lines of one dataset, a line per mixer and depth."""
     panels.grid(axis)
     limit, edges = panels.set_errors(axis, part, ["dataset"], ["model", "num_blocks"], LOG_FROM), 0
@@ -97,7 +101,7 @@ def _errors(axis, part: pandas.DataFrame, marks: dict) -> None:
             edges += 1
 
 
-def _reductions(axis, part: pandas.DataFrame, marks: dict) -> None:
+def _reductions(axis: Axes, part: pandas.DataFrame, marks: dict) -> None:
     """The reductions of one dataset, a line per depth."""
     panels.grid(axis)
     axis.axhline(0, color="black", linewidth=0.6)

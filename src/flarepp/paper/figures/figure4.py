@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas
 
 from flarepp.paper import deviations, panels, quoted, style
 from flarepp.paper.cells import cells, check_scale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PRECISIONS = ("fp32", "fp16")
 
@@ -50,7 +54,7 @@ def _handles(errors: pandas.DataFrame) -> list:
     return lines + panels.marks(errors)
 
 
-def _panel(axis, part: pandas.DataFrame, limit: float) -> None:
+def _panel(axis: Axes, part: pandas.DataFrame, limit: float) -> None:
     """Draw the lines of one dataset and precision."""
     panels.grid(axis)
     edges = 0

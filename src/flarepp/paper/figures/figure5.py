@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
 
 from flarepp.paper import cost, deviations, quoted, style
 from flarepp.paper.cells import check_scale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PANELS = {"step_ms": "time of a step (ms)", "peak_memory_mb": "peak memory (MiB)"}
 RATIOS = {"step_ms": "time over FLARE's", "peak_memory_mb": "memory over FLARE's"}
@@ -22,7 +28,8 @@ TICKS = 6  # numbers of tokens that are all written at the axis
 FEW = 100  # ratio of the ends of an axis below which more than its decades are written
 WIDE = 6  # entries in a row of the legend
 SMALL = "too little memory to be measured"
-GREY, GRID = "#555555", {"color": "#e4e4e4", "linewidth": 0.5}
+GREY = "#555555"
+GRID: dict[str, Any] = {"color": "#e4e4e4", "linewidth": 0.5}
 
 
 def build(records: pandas.DataFrame, out: Path, *, scale: str) -> None:
@@ -54,7 +61,7 @@ def _look(model: str) -> style.Look:
     return style.LOOKS.get(model, style.OTHER)
 
 
-def _sizes(cells: pandas.DataFrame) -> dict[float, tuple[str, float]]:
+def _sizes(cells: pandas.DataFrame) -> dict[float, tuple[Any, float]]:
     """Dashes and marker size of every M, in ascending order."""
     latents = sorted(cells["num_latents"].dropna().unique())
     sizes = numpy.linspace(*SIZES, len(latents)) if len(latents) > 1 else [sum(SIZES) / 2]
@@ -72,7 +79,7 @@ def _handles(cells: pandas.DataFrame, width: int) -> list:
     from matplotlib.lines import Line2D
 
     names = cells.drop_duplicates("model").set_index("model")["label"]
-    mixers = [Line2D([], [], label=name, **_line(model, None, {})) for model, name in names.items()]
+    mixers = [Line2D([], [], label=name, **_line(model, math.nan, {})) for model, name in names.items()]
     rest = [Line2D([], [], label=f"M = {each:.0f}", color=GREY, marker="o", markersize=size, linestyle=dashes, linewidth=1.0)
             for each, (dashes, size) in _sizes(cells).items()]  # fmt: skip
     rest += [Line2D([], [], label=status, color=GREY, marker=MARKS.get(status, OTHER), markerfacecolor="none", linestyle="")
@@ -83,7 +90,7 @@ def _handles(cells: pandas.DataFrame, width: int) -> list:
     return [handle for column in zip(*rows) for handle in column]  # matplotlib fills columns
 
 
-def _set_tokens(axis, tokens: pandas.Series) -> None:
+def _set_tokens(axis: Axes, tokens: pandas.Series) -> None:
     """A logarithmic axis with the numbers of tokens that were asked for, or decades where those are many."""
     from matplotlib.ticker import NullLocator
 
@@ -98,7 +105,7 @@ def _set_tokens(axis, tokens: pandas.Series) -> None:
 # --- panels
 
 
-def _panel(axis, cells: pandas.DataFrame, metric: str) -> None:
+def _panel(axis: Axes, cells: pandas.DataFrame, metric: str) -> None:
     """Time or memory: the lines, and above them a row of marks for every mixer that has cells without a value."""
     from matplotlib.patches import Rectangle
 
@@ -128,7 +135,7 @@ def _panel(axis, cells: pandas.DataFrame, metric: str) -> None:
         axis.add_patch(Rectangle((0, height), 1, 1 - height, transform=axis.transAxes, color="#f4f4f4", zorder=0))
 
 
-def _set_ticks(axis, low: float, high: float) -> None:
+def _set_ticks(axis: Axes, low: float, high: float) -> None:
     """Ticks of a logarithmic axis up to `high`, where the marks of missing cells begin."""
     from matplotlib.ticker import NullLocator
 
@@ -140,7 +147,7 @@ def _set_ticks(axis, low: float, high: float) -> None:
     axis.yaxis.set_minor_locator(NullLocator())
 
 
-def _at_edge(axis, rows: pandas.DataFrame, metric: str, top: float, sizes: dict) -> float:
+def _at_edge(axis: Axes, rows: pandas.DataFrame, metric: str, top: float, sizes: dict) -> float:
     """Mark the cells of one mixer that have no value in a row below `top` and say what is known of them, beside the marks
     or, where these leave no room, below; return where the next row begins."""
     look, place, height = _look(rows.iloc[0]["model"]), axis.get_xaxis_transform(), top - EDGE / 2
@@ -163,17 +170,17 @@ def _known(rows: pandas.DataFrame, metric: str) -> str:
     for status, group in rows.groupby("status", sort=False):
         own = {("out of memory", "peak_memory_mb"): ("asked for", "asked_mb", cost.mebibytes),
                ("not run", "step_ms"): ("predicted", "predicted_ms", cost.seconds)}  # fmt: skip
-        words, name, spelled = own.get((status, metric), ("", "", None))
+        words, name, spelled = own.get((status, metric), ("", "", str))
         numbers = group[name].dropna() if name else []
         parts.append(f"{words} {_range(numbers, spelled)}" if len(numbers) else status)
     return ", ".join(parts)
 
 
-def _range(numbers: pandas.Series, spelled) -> str:
+def _range(numbers: pandas.Series, spelled: Callable[[float], str]) -> str:
     return " to ".join(dict.fromkeys(map(spelled, (numbers.min(), numbers.max()))))
 
 
-def _ratio_panel(axis, cells: pandas.DataFrame, metric: str) -> None:
+def _ratio_panel(axis: Axes, cells: pandas.DataFrame, metric: str) -> None:
     """Time or memory of some mixers over FLARE's at the same N and M."""
     axis.set_ylabel(RATIOS[metric])
     axis.grid(True, which="major", **GRID)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas
 
 from flarepp.paper import style, supplement
 from flarepp.record import read_history
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLUMNS, WIDTH, HEIGHT = 3, 7.2, 2.3  # panels a row, inches of the figure and of a row
 MAIN = ("flare", "flarepp")
@@ -65,7 +69,7 @@ def _handles(errors: pandas.DataFrame) -> list:
     return handles + [Line2D([], [], label=name, **supplement.LINE) for name in constant]
 
 
-def _panel(axis, errors: pandas.DataFrame, weights: str) -> None:
+def _panel(axis: Axes, errors: pandas.DataFrame, weights: str) -> None:
     """The curves of one dataset."""
     from matplotlib.ticker import MaxNLocator
 
@@ -85,7 +89,7 @@ def _panel(axis, errors: pandas.DataFrame, weights: str) -> None:
     axis.set_xlim(left=0)
 
 
-def _curve(axis, histories: list[pandas.DataFrame], column: str, look: dict) -> None:
+def _curve(axis: Axes, histories: list[pandas.DataFrame], column: str, look: dict) -> None:
     """The mean over seeds in %, as far as every seed came, and the band between the lowest and the highest."""
     seeds = pandas.concat([100 * history.set_index("step")[column] for history in histories], axis=1, sort=True).dropna()
     if seeds.empty:

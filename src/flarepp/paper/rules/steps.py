@@ -196,7 +196,7 @@ def same_harness(cells: pandas.DataFrame, memory: dict[str, float], memory_perce
     equal = (cells["num_threads"] == cells["num_threads_alone"]) | (cells["device_type"] == "cuda")
     times = (cells["step_ms_alone"] / cells["step_ms"])[equal]
     texts = []
-    for model, rows in cells.groupby("model", sort=False):
+    for _, rows in cells.groupby("model", sort=False):
         found = {"memory": peaks[peaks.index.isin(rows.index)], "time": times[times.index.isin(rows.index)]}
         parts = [f"{span(values)} in {name}" for name, values in found.items() if len(values)]
         texts += [f"{rows.iloc[0]['label']} {' and '.join(parts)}"] if parts else []

@@ -6,6 +6,8 @@ of a depth, the fewest latents, the most, and those before the most, which are T
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pandas
 
 from flarepp.paper.rules.words import Outcome, by, change_against, changes, named, signed
@@ -162,11 +164,11 @@ def _latents(grid: pandas.DataFrame) -> list[float]:
     return sorted(grid.index.get_level_values("num_latents").unique())
 
 
-def _listed(values) -> str:
+def _listed(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.0f}" for value in values)
 
 
-def _names(cells: pandas.DataFrame, models) -> list[tuple[str, str]]:
+def _names(cells: pandas.DataFrame, models: Iterable[str]) -> list[tuple[str, str]]:
     """(model, label) of each of `models`."""
     labels = cells.drop_duplicates("model").set_index("model")["label"]
     return [(name, labels[name]) for name in models]

@@ -36,12 +36,12 @@ def changes(values: pandas.Series) -> str:
     return f"error {' to '.join(dict.fromkeys(map(signed, (values.min(), values.max()))))} %"
 
 
-def labels(cells: pandas.DataFrame, table) -> list[str]:
+def labels(cells: pandas.DataFrame, table: pandas.DataFrame) -> list[str]:
     labels = cells.drop_duplicates("dataset").set_index("dataset")["dataset_label"]
     return [labels[dataset] for dataset in table.index.get_level_values("dataset")]
 
 
-def names_of(cells: pandas.DataFrame, table) -> str:
+def names_of(cells: pandas.DataFrame, table: pandas.DataFrame) -> str:
     return ", ".join(dict.fromkeys(labels(cells, table)))
 
 

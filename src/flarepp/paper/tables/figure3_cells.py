@@ -39,7 +39,7 @@ def build(records: pandas.DataFrame, out: Path, *, shown: str, scale: str) -> No
     write(_table(rows, shown, scale, stamp), _data(rows, shown, scale), out, NAME)
 
 
-def _note(row) -> str:
+def _note(row: pandas.Series) -> str:
     """Why a cell has no value, or what its value leaves out."""
     if not row["n"]:
         return row["status"]
@@ -73,7 +73,7 @@ def _means(depth: pandas.DataFrame) -> list[dict]:
     return found
 
 
-def _paper(row) -> float:
+def _paper(row: pandas.Series) -> float:
     """What the paper prints of a cell, NaN where it prints nothing."""
     return quoted.figure3().get((row["dataset"], row["model"], row["num_blocks"], row["theirs"]), float("nan"))
 
@@ -102,6 +102,7 @@ def _row(pair: pandas.DataFrame, notes: Notes) -> list[Cell]:
     by_model = {row["model"]: row for _, row in pair.iterrows()}
     flare, flarepp = (by_model.get(model) for model in PAIR)
     first = pair.iloc[0]
+    ours = [float("nan") if row is None else row["mean"] for row in (flare, flarepp)]
     theirs = [row["paper"] if row is not None else float("nan") for row in (flare, flarepp)]
     paper = [Cell("--" if pandas.isna(value) else f"{value:.2f}") for value in theirs]
     latents = " or ".join(dict.fromkeys(row["latents"] for row in by_model.values()))
@@ -110,13 +111,13 @@ def _row(pair: pandas.DataFrame, notes: Notes) -> list[Cell]:
         Cell(latents),
         _error(flare, flarepp, notes),
         _error(flarepp, flare, notes),
-        _reduction(*(float("nan") if row is None else row["mean"] for row in (flare, flarepp)), digits=1),
+        _reduction(ours[0], ours[1], digits=1),
         *paper,
-        _reduction(*theirs, digits=0),
+        _reduction(theirs[0], theirs[1], digits=0),
     ]
 
 
-def _error(row, other, notes: Notes) -> Cell:
+def _error(row: pandas.Series, other: pandas.Series, notes: Notes) -> Cell:
     """A measured error, bold where the other one is no lower in the digits shown, or `--` with the reason."""
     if row is None or not row["n"]:
         return Cell("--", marks=(notes.mark("not run" if row is None else row["note"]),))

@@ -45,11 +45,11 @@ def _counts(cells: pandas.DataFrame) -> pandas.DataFrame:
     frame["over_flare"] = frame[COUNTED] / frame["num_latents"].map(alone[COUNTED])
     theirs = dict(zip(alone.index, alone["runs"]))
     frame["runs_over_flare"] = [runs + theirs.get(latents, ()) for runs, latents in zip(frame["runs"], frame["num_latents"])]
-    theirs = [
+    papers = [
         quoted.operations(*sizes) or ("", None)
         for sizes in frame[["model", "channel_dim", "num_latents"]].itertuples(index=False)
     ]
-    frame["paper_formula"], frame["paper_value"] = ([pair[place] for pair in theirs] for place in (0, 1))
+    frame["paper_formula"], frame["paper_value"] = ([pair[place] for pair in papers] for place in (0, 1))
     frame["paper_value"] = frame["paper_value"].astype(float)
     alone = [(quoted.operations(cost.REFERENCE, *sizes) or ("", None))[1]
              for sizes in frame[["channel_dim", "num_latents"]].itertuples(index=False)]  # fmt: skip

@@ -36,6 +36,7 @@ class Look:
     compared: str
     beside: str
     scale: str
+Columns = list[tuple[str, str, Callable[[dict], Cell]]]  # group, heading, what makes a row's cell
 
 
 def build(records: pandas.DataFrame, out: Path, *, shown: str, compared: str, scale: str, beside: str = "both") -> None:
@@ -118,14 +119,15 @@ def _table(errors: pandas.DataFrame, regions: Regions, form: dict[str, str], loo
 
 def _columns(
     errors: pandas.DataFrame, regions: Regions, form: dict[str, str], look: Look, notes: Notes
-) -> list[tuple[str, str, Callable[[dict], Cell]]]:
+) -> Columns:
     """Group, heading, and the cell of a model from its rows by dataset: our datasets, parts of their domains, then the same
     datasets in other errors."""
     labels = _labels(errors)
     sources = errors[errors["data_source"] != ""].drop_duplicates("dataset").set_index("dataset")["data_source"]
     ours = {dataset: quoted.heading(label, sources.get(dataset, "")) for dataset, label in labels.items()}
     seeds, own = _seeds(errors), "this project" + (f", scale {look.scale}" if look.scale != "paper" else "")
-    columns, emphasis = [], look.beside == "paper"
+    columns: Columns = []
+    emphasis = look.beside == "paper"
     if look.beside != "paper":
         columns += [(own, "parameters", partial(_parameters, form, notes))]
         columns += [(own, ours[dataset], partial(_ours, dataset, seeds, notes)) for dataset in labels]
@@ -212,7 +214,7 @@ def _ours(dataset: str, seeds: int, notes: Notes, rows: dict) -> Cell:
     return Cell(_number(row["mean"], row["std"]), *_emphasis(row["rank"]), marks, row["runs"])
 
 
-def _emphasis(rank) -> tuple[bool, bool]:
+def _emphasis(rank: int | None) -> tuple[bool, bool]:
     """Whether a number is bold, and whether it is underlined."""
     return (False, False) if pandas.isna(rank) else (rank == 1, rank == 2)
 

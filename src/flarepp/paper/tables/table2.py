@@ -75,7 +75,7 @@ def _papers_blocks() -> list[Block]:
 def _papers_row(row: pandas.Series, *filling: Cell) -> list[Cell]:
     """One row that the paper prints; filling stands before its efficiencies."""
     sizes = [Cell(f"{row[key]:,}") for key in scaling.KEYS[1:]]
-    return [Cell(row["label"]), *sizes, *filling, *map(Cell, quoted.table2(*row[scaling.KEYS]))]
+    return [Cell(row["label"]), *sizes, *filling, *map(Cell, quoted.table2(*row[scaling.KEYS]) or ())]
 
 
 def _papers_rest(rows: pandas.DataFrame) -> list[list[Cell]]:
@@ -97,9 +97,9 @@ def _row(row: pandas.Series, rows: pandas.DataFrame, beside: str, notes: Notes) 
     if row["n"]:
         ours = [Cell(measured.step(row), runs=runs), Cell(measured.number(row["peak_memory_mb"]), runs=runs)]
         ours += [_efficiency(row, name, rows, notes) for name in scaling.EFFICIENCIES]
-        traffic = [f"{row['forward_collectives']:.0f} / {row['backward_collectives']:.0f}"]
-        traffic.append(f"{measured.number(row['forward_bytes'] / KIB)} / {measured.number(row['backward_bytes'] / KIB)}")
-        traffic = [Cell(text, runs=runs) for text in traffic]
+        texts = [f"{row['forward_collectives']:.0f} / {row['backward_collectives']:.0f}"]
+        texts.append(f"{measured.number(row['forward_bytes'] / KIB)} / {measured.number(row['backward_bytes'] / KIB)}")
+        traffic = [Cell(text, runs=runs) for text in texts]
     else:
         ours = [Cell("--", marks=(notes.mark(row["reason"]),), runs=runs), *[Cell("--")] * (len(COSTS + EFFICIENCIES) - 1)]
         traffic = [Cell("--")] * len(TRAFFIC)

@@ -37,14 +37,14 @@ def build(cards: dict[str, dict], out: Path, *, scale: str) -> None:
     cards: the dataset cards by the names of the datasets. scale: name of the scale. ValueError names a card that
     lacks something.
     """
-    for name, card in cards.items():
-        if missing := sorted(NEEDED - card.keys()):
+    for name, each in cards.items():
+        if missing := sorted(NEEDED - each.keys()):
             raise ValueError(f"card of the dataset {name}: {', '.join(missing)} missing")
     printed = {row["benchmark"]: row for row in quoted.rows("table3")}
     names = {quoted.paper_name("dataset", name) or name: name for name in cards}
     notes, blocks, data = Notes(), [], []
     for name in dict.fromkeys([*printed, *names]):
-        card, paper = cards.get(names.get(name)), printed.get(name, {})
+        card, paper = cards.get(names.get(name, "")), printed.get(name, {})
         label, ours = (card["label"], _row(card)) if card else (name, {"note": _why_unused(name)})
         rows = [[Cell(label), *(_cells(ours, _marks(card, notes)) if card else _dashes(notes.mark(ours["note"])))]]
         rows += [[Cell("the paper's"), *(Cell(paper.get(key, "")) for key in COLUMNS)]] if paper else []

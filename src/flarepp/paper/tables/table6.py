@@ -108,10 +108,10 @@ def _columns(frame: pandas.DataFrame, beside: str, scale: str, notes: Notes) -> 
     whole = _all_of_the_papers(list(labels))
     labels |= {AVERAGE: AVERAGE if whole else f"average of these {len(labels)}"} if labels else {}
     own = "this project" + (f", scale {scale}" if scale != "paper" else "")
-    ours = [(own, label, partial(_ours, task, notes)) for task, label in labels.items()]
+    ours: Columns = [(own, label, partial(_ours, task, notes)) for task, label in labels.items()]
     quotable = {task: label for task, label in labels.items() if whole or task != AVERAGE}
-    theirs = [(PAPERS, label, partial(_papers, task, beside == "paper", notes)) for task, label in quotable.items()]
-    differences = [(DIFFERENCE, label, partial(_difference, task)) for task, label in quotable.items()]
+    theirs: Columns = [(PAPERS, label, partial(_papers, task, beside == "paper", notes)) for task, label in quotable.items()]
+    differences: Columns = [(DIFFERENCE, label, partial(_difference, task)) for task, label in quotable.items()]
     return {"both": ours + theirs, "ours": ours, "paper": theirs, "difference": ours + differences}[beside]
 
 
@@ -133,7 +133,7 @@ def _label(group: pandas.DataFrame, notes: Notes) -> Cell:
     return Cell(first["label"], marks=tuple(sorted(map(notes.mark, said))))
 
 
-def _emphasis(rank) -> tuple[bool, bool]:
+def _emphasis(rank: int | None) -> tuple[bool, bool]:
     """Whether a number is bold, and whether it is underlined."""
     return (False, False) if pandas.isna(rank) else (rank == 1, rank == 2)
 
@@ -158,7 +158,8 @@ def _papers(task: str, emphasis: bool, notes: Notes, rows: Rows) -> Cell:
     row = rows.get(task)
     if row is None or not row["paper"]:
         return Cell("")
-    marks, own = (), [each["paper_value"] for name, each in rows.items() if name != AVERAGE]
+    marks: tuple[str, ...] = ()
+    own = [each["paper_value"] for name, each in rows.items() if name != AVERAGE]
     if task == AVERAGE and own and not any(map(math.isnan, own)) and abs(sum(own) / len(own) - row["paper_value"]) > 0.01:
         marks = (notes.mark(f"as printed; the mean of its numbers is {sum(own) / len(own):.2f}"),)
     return Cell(row["paper"], *(_emphasis(row["paper_rank"]) if emphasis else (False, False)), marks)
