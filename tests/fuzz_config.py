@@ -10,9 +10,7 @@ import copy
 import datetime
 import json
 import math
-import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,9 +20,9 @@ from pathlib import Path
 
 import yaml
 
+from clone import PROJECT, clone, variables
 from flarepp.spec import SCALES, Plan, expand
 
-PROJECT = Path(__file__).parents[1]
 WRONG = (None, True, False, 0, 1, -1, 0.5, 1e300, 10**30, math.inf, math.nan, "", "text", "1e-3", "../up", "a\nb", "$x_%", "é",
          [], [None], [1, 1], [[]], {}, {"smoke": 1}, {"quick": 2}, {"darcy": 3}, {"default": None}, {"smok": 4}, {1: 2},
          datetime.date(2026, 1, 1))  # fmt: skip
@@ -142,20 +140,11 @@ def plan_of(mutation: Mutation) -> Plan | None:
     return None
 
 
-def project(folder: Path) -> Path:
-    """A copy of what Snakemake reads."""
-    for name in ("workflow", "src"):
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copy(PROJECT / "Snakefile", folder)
-    return folder
-
-
 def snakemake(folder: Path, mutation: Mutation, *words: str) -> None:
     """Run Snakemake in a copy under a mutated configuration; AssertionError unless it succeeds."""
     (folder / "config.yaml").write_text(yaml.safe_dump(mutation.config, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     answer = subprocess.run([sys.executable, "-m", "snakemake", "--cores", "2", "--show-failed-logs", "--scheduler", "greedy", *words],
-                            cwd=folder, env=environment, capture_output=True, text=True, timeout=300)  # fmt: skip
+                            cwd=folder, env=variables(folder), capture_output=True, text=True, timeout=300)  # fmt: skip
     assert answer.returncode == 0, f"{mutation.done}: {(answer.stdout + answer.stderr)[-2000:]}"
 
 
@@ -179,7 +168,7 @@ def fuzz(count: int, dry: int, executed: int, folder: Path) -> dict[str, int]:
         mutation = mutated(config, seed)
         if (plan := plan_of(mutation)) is not None:
             passed.append((mutation, plan))
-    project(folder)
+    clone(folder)
     for mutation, _ in random.Random(0).sample(passed, dry):
         snakemake(folder, mutation, "-n", "--quiet", "all")
     runs = [(*run, place) for place, (_, plan) in enumerate(passed) if (run := target(plan, usual))]

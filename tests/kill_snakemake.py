@@ -8,7 +8,6 @@ run of the two is compared, in all but times, memory and provenance.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import signal
@@ -19,27 +18,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from clone import clone, variables
 from test_train import bits
-
-PROJECT = Path(__file__).parents[1]
-
-
-def copy_project(folder: Path) -> Path:
-    """What a clone holds of the pipeline."""
-    for name in ("src", "workflow"):
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("Snakefile", "config.yaml"):
-        shutil.copy(PROJECT / name, folder)
-    return folder
 
 
 def start(folder: Path, words: list[str]) -> subprocess.Popen:
     """Snakemake under the profile `local` in a copy, with the copy's own package; its words go to snakemake.log."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "PATH": path}
     command = [sys.executable, "-m", "snakemake", "--profile", "workflow/profiles/local", *words]
     with open(folder / "snakemake.log", "w") as log:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, cwd=folder, env=variables(folder), stdout=log, stderr=subprocess.STDOUT)
 
 
 def run(folder: Path, words: list[str]) -> tuple[int, str]:
@@ -94,7 +81,7 @@ def main() -> int:
     arguments = parser.parse_args()
     words = ["--config", f"scale={arguments.scale}", "--", *arguments.targets]
     with tempfile.TemporaryDirectory(prefix="killed snakemake ") as folder:
-        first, second = (copy_project(Path(folder) / name) for name in ("undisturbed", "killed"))
+        first, second = (clone(Path(folder) / name) for name in ("undisturbed", "killed"))
         started = time.monotonic()
         code, said = run(first, words)
         assert code == 0, said

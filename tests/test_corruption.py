@@ -18,7 +18,7 @@ import numpy
 import pytest
 import torch
 
-from flarepp import __main__, export, record
+from flarepp import __main__, export, loop, record
 from flarepp import train as training
 from flarepp.data import store
 from flarepp.data.lra import sequences
@@ -242,9 +242,10 @@ def trained(run_spec, dataset, tmp_path):
 
 def test_weights(trained, tmp_path):
     spec, benchmark, folder = trained
-    path, other = folder / "model.safetensors", tmp_path / "other.safetensors"
+    path, other = folder / "model.safetensors", tmp_path / "other/model.safetensors"
+    other.parent.mkdir()
     run = training.build_run(spec | {"training": spec["training"] | {"seed": 5}}, benchmark)
-    training.save_weights(benchmark, {name: model.state_dict() for name, model in run.models.items()}, other)
+    training.leave_outputs(benchmark, run, other.parent)
     readers = [lambda: answered(lambda: export.load(folder)(benchmark.test.features).tobytes())]
     assert_named_or_harmless(readers, WEIGHTS, path, other, named=str(path))
 
@@ -262,12 +263,12 @@ def test_checkpoints_are_trusted_whole_or_not_at_all(trained, tmp_path):
     for file, seed in ((path, 0), (other, 1)):  # of another run, under a name that tells
         run = training.build_run(spec | {"training": spec["training"] | {"seed": seed}}, benchmark)
         training.training_step(run)
-        training.save_checkpoint(run, file)
+        loop.save_checkpoint(run, file)
     fresh = state_of(training.build_run(spec, benchmark))
 
     def read():
         resumed = training.build_run(spec, benchmark)
-        training.restore_checkpoint(resumed, path)
+        loop.restore_checkpoint(resumed, path)
         return "", state_of(resumed)
 
     kept, (_, clean) = path.read_bytes(), read()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clone import clone, variables
 from conftest import PROJECT
 from flarepp.__main__ import parser
 from flarepp.record import read_json
@@ -42,10 +41,7 @@ def example(page: str, kind: str) -> str:
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """A clone, at scale smoke, with the files that docs/add_a_mixer.md and docs/add_a_dataset.md show."""
-    folder = tmp_path / "a clone"
-    for name in ("src", "workflow"):
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copy(PROJECT / "Snakefile", folder)
+    folder = clone(tmp_path / "a clone")
     for name, page in (("mixers/luna.py", "add_a_mixer.md"), ("data/rods.py", "add_a_dataset.md")):
         code = example(page, "python")
         assert len(code.splitlines()) <= 40 and f"`src/flarepp/{name}`" in PAGES[page]
@@ -54,9 +50,8 @@ def copy(tmp_path) -> Path:
 
 
 def call(folder, *words):
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", "PATH": path}
-    answer = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    answer = subprocess.run([sys.executable, *words], cwd=folder, env=variables(folder, OMP_NUM_THREADS="1"), capture_output=True,
+                            text=True, timeout=240)  # fmt: skip
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout + answer.stderr
 

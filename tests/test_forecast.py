@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from conftest import PROJECT
+from clone import clone
 from flarepp import calibration, forecast, record
 from flarepp.data import store
 from flarepp.forecast import Forecast, Job, facts_of, jobs_of, line, wall
@@ -189,13 +188,7 @@ def test_the_forecast_of_a_run_is_what_it_takes(run_spec, tmp_path):
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
     """The project as a clone holds it."""
-    folder = tmp_path_factory.mktemp("plan") / "a path with spaces"
-    folder.mkdir()
-    for name in ("Snakefile", "config.yaml"):
-        shutil.copy(PROJECT / name, folder)
-    for name in ("workflow", "src"):
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    return folder
+    return clone(tmp_path_factory.mktemp("plan") / "a path with spaces")
 
 
 def test_plan_runs_nothing_and_follows_what_was_run(copy, flarepp):

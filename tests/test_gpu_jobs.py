@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import stat
 import subprocess
@@ -16,6 +15,7 @@ import time
 import pytest
 import yaml
 
+from clone import clone
 from conftest import PROJECT
 from flarepp import devices
 
@@ -205,11 +205,7 @@ ASKED = {  # folder of a run or measurement -> what stands before its command
 
 
 def test_runs_ask_for_a_device_a_process(tmp_path):
-    folder = tmp_path / "copy"
-    for name in ("src", "workflow"):
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("Snakefile", "config.yaml"):
-        shutil.copy(PROJECT / name, folder)
+    folder = clone(tmp_path / "copy")
     (folder / "overlay.yaml").write_text(yaml.safe_dump(OVERLAY))
     targets = [f"results/smoke/runs/{run}/{'N128/' * ('figure5' in run)}metrics.json" for run in ASKED]
     words = ["-n", "-p", "--profile", "workflow/profiles/gpu4", "--configfile", "overlay.yaml"]

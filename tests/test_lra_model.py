@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flarepp import class_baselines, classify
+from flarepp import class_baselines, classify, loop
 from flarepp.data.lra import sequences
 from flarepp.data.lra.sequences import Sequences, Task
 from flarepp.losses import cross_entropy
@@ -285,7 +285,7 @@ def test_batches_are_as_long_as_their_longest_document(spec):
 
 def test_every_sample_is_seen_once_an_epoch(spec):
     run = classify.build_run(spec, toy(num_train=32))
-    epochs = [torch.cat([classify.next_batch(run) for _ in range(4)]).tolist() for _ in range(2)]
+    epochs = [torch.cat([loop.next_batch(run) for _ in range(4)]).tolist() for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(32)) and epochs[0] != epochs[1]
 
 

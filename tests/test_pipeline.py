@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conftest import PROJECT
+from clone import clone, variables
 from flarepp.record import read_records
 
 TABLES = ("table1", "table2", "table3", "table4", "table5", "table6", "figure3_cells", "operations", "figure5_cells")
@@ -34,9 +34,8 @@ ROWS = ["full", "sparse", "flare", "flarepp"]
 
 def snakemake(folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Plain snakemake in `folder`, with the copy's own package first."""
-    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     cores = [] if "--report" in words else ["--cores", "all"]  # as the README has it
-    return subprocess.run([sys.executable, "-m", "snakemake", *cores, *words], cwd=folder, env=environment,
+    return subprocess.run([sys.executable, "-m", "snakemake", *cores, *words], cwd=folder, env=variables(folder),
                           capture_output=True, text=True, timeout=900)
 
 
@@ -50,12 +49,7 @@ def planned(folder: Path, *words: str) -> list[str]:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
     """The project as a clone holds it, run once at scale smoke."""
-    folder = tmp_path_factory.mktemp("pipeline") / "a path with spaces"
-    folder.mkdir()
-    for name in ("Snakefile", "config.yaml"):
-        shutil.copy(PROJECT / name, folder)
-    for name in ("workflow", "src"):
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    folder = clone(tmp_path_factory.mktemp("pipeline") / "a path with spaces")
     config = folder / "config.yaml"
     text = config.read_text().replace("scale: quick", "scale: smoke", 1)
     start, stop = text.index("  mixers:"), text.index("  # What needs no learning")
@@ -103,27 +97,23 @@ def test_records_hold_every_run_once_a_suite(copy, monkeypatch):
 
 def test_an_archive_draws_the_same_elsewhere_without_training(copy, tmp_path, flarepp):
     """Without its weights, with which `all` is content; the jobs that are due are those of the paper layer."""
-    clone, targets = tmp_path / "a clone", ("table1", "table3", "figure2")
-    for name in ("workflow", "src"):
-        shutil.copytree(copy / name, clone / name)
-    for name in ("Snakefile", "config.yaml"):
-        shutil.copy(copy / name, clone)
+    other, targets = clone(tmp_path / "a clone", copy), ("table1", "table3", "figure2")
     words = ("--results", "results/smoke", "--out", tmp_path / "smoke.tar.gz")
-    assert flarepp("archive", *words, cwd=copy).returncode == flarepp("import", tmp_path / "smoke.tar.gz", cwd=clone).returncode == 0
-    assert not [*clone.rglob("model.safetensors")]
-    due = planned(clone)
+    assert flarepp("archive", *words, cwd=copy).returncode == flarepp("import", tmp_path / "smoke.tar.gz", cwd=other).returncode == 0
+    assert not [*other.rglob("model.safetensors")]
+    due = planned(other)
     assert len(due) == 7 + len(TABLES) + len(FIGURES) + 2  # records, artefacts, ledger and document
     assert not [job for job in due if re.match("(dataset|train|classify|trivial|scaling|cost) ", job)]
-    assert snakemake(clone, "--scheduler", "greedy", *targets).returncode == 0
+    assert snakemake(other, "--scheduler", "greedy", *targets).returncode == 0
     made = [path.relative_to(copy) for name in targets for path in [*copy.glob(f"results/*/tables/{name}.*"),
                                                                     *copy.glob(f"paper_figures/*/{name}.*")]]  # fmt: skip
     for path in made:
-        ours = re.sub(b"<li>imported from: smoke.tar.gz, sha256 [0-9a-f]{64}</li>", b"", (clone / path).read_bytes())
+        ours = re.sub(b"<li>imported from: smoke.tar.gz, sha256 [0-9a-f]{64}</li>", b"", (other / path).read_bytes())
         assert ours == (copy / path).read_bytes(), path
-    assert len(made) == 10 and "imported from" in (clone / "results/smoke/tables/table1.html").read_text()
-    mixer = clone / "src/flarepp/mixers/flarepp.py"
+    assert len(made) == 10 and "imported from" in (other / "results/smoke/tables/table1.html").read_text()
+    mixer = other / "src/flarepp/mixers/flarepp.py"
     mixer.write_text(mixer.read_text() + "\n# an edit\n")
-    assert trained(planned(clone)) == {run for run in all_runs(copy) if "/flarepp/" in run}
+    assert trained(planned(other)) == {run for run in all_runs(copy) if "/flarepp/" in run}
 
 
 def spent():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import kill_snakemake
+from clone import clone
 from flarepp import classify
 from flarepp import train as training
 from flarepp.data.lra import sequences
@@ -164,7 +165,7 @@ def modified(path: Path) -> float:
 
 
 def test_snakemake_killed_twice_ends_with_the_same_bits(tmp_path):
-    folders = [kill_snakemake.copy_project(tmp_path / name) for name in ("undisturbed", "killed once too often")]
+    folders = [clone(tmp_path / name) for name in ("undisturbed", "killed once too often")]
     for folder in folders:
         (folder / "overlay.yaml").write_text(OVERLAY)
     words = ["--configfile", "overlay.yaml", "--config", "scale=smoke", "--cores", "2", "--", TARGET]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PROJECT
+from clone import clone, variables
 from flarepp.record import read_json
 from one_machine_slurm import Unavailable, slurm
 from test_train import bits
@@ -44,11 +42,7 @@ def copies(tmp_path_factory) -> dict[str, Path]:
     """The project twice, under a path with a space."""
     folders = {name: tmp_path_factory.mktemp("a path") / f"with {name}" for name in ("local", "slurm")}
     for folder in folders.values():
-        for name in ("src", "workflow"):
-            shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        for name in ("Snakefile", "config.yaml"):
-            shutil.copy(PROJECT / name, folder)
-        (folder / "cluster.yaml").write_text(OVERLAY)
+        (clone(folder) / "cluster.yaml").write_text(OVERLAY)
     return folders
 
 
@@ -64,9 +58,8 @@ def snakemake(python: str, folder: Path, profile: str, *words: str, **environmen
     """Make the runs with one of the profiles; returns what was said."""
     command = [python, "-m", "snakemake", "--profile", f"workflow/profiles/{profile}", *words]
     command += ["--configfile", "cluster.yaml", "--", *(f"{run}/metrics.json" for run in (ONE, TWO, CELL))]
-    environment = os.environ | environment | {"PYTHONPATH": str(folder / "src")}
-    environment["PATH"] = f"{Path(python).parent}:{environment['PATH']}"
-    answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    found = variables(folder, python, **environment)
+    answer = subprocess.run(command, cwd=folder, env=found, capture_output=True, text=True, timeout=600)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout + answer.stderr
 

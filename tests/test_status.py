@@ -39,7 +39,7 @@ def leave(path: str, spec: dict) -> None:
 
 
 def checkpoint(path: str, steps: int, seconds: float, age: float) -> None:
-    """As `train.save_checkpoint` writes it, so long ago."""
+    """As `loop.save_checkpoint` writes it, so long ago."""
     progress = {"steps": steps, "seconds": seconds, "best_test": float("inf"), "history": [{"step": 1}]}
     torch.save({"model": torch.nn.Linear(1, 1).state_dict(), "progress": progress}, f"{path}/checkpoint-abc.pt")
     os.utime(f"{path}/checkpoint-abc.pt", (time.time() - age,) * 2)

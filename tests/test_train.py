@@ -19,7 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from flarepp import optimise, predictors, record
+from flarepp import loop, optimise, predictors, record
 from flarepp import train as training
 from flarepp.data import store
 from flarepp.losses import relative_l2, training_loss
@@ -225,7 +225,7 @@ def test_threads_and_order_of_samples_come_from_the_spec(run_spec, dataset):
     for seed in (0, 1):
         run_spec["training"] |= {"seed": seed, "num_threads": 2}
         run = training.build_run(run_spec, store.read(dataset))
-        orders.append(training.next_batch(run).tolist())
+        orders.append(loop.next_batch(run).tolist())
         assert torch.get_num_threads() == 2
     assert orders[0] != orders[1]
 
@@ -254,7 +254,7 @@ def test_errors_do_not_depend_on_the_evaluation_batch(run_spec, dataset, tmp_pat
 def test_every_epoch_is_a_fresh_permutation_without_the_short_batch(run_spec, dataset):
     run_spec["training"]["batch_size"] = 5  # of 16: three batches an epoch
     run = training.build_run(run_spec, store.read(dataset))
-    epochs = [torch.cat([training.next_batch(run) for _ in range(3)]).tolist() for _ in range(4)]
+    epochs = [torch.cat([loop.next_batch(run) for _ in range(3)]).tolist() for _ in range(4)]
     assert all(len(set(epoch)) == 15 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
 
@@ -364,7 +364,7 @@ def test_killed_at_random_moments_the_run_ends_with_the_same_bits(run_spec, data
 def test_a_checkpoint_of_another_spec_is_not_used(run_spec, dataset, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(training, "save_outputs", lambda *_: (_ for _ in ()).throw(RuntimeError("stop here")))
+        patch.setattr(training, "leave_outputs", lambda *_: (_ for _ in ()).throw(RuntimeError("stop here")))
         run_spec["training"]["checkpoint_seconds"] = 0
         with pytest.raises(RuntimeError, match="stop here"):
             training.train(run_spec, dataset, folder)
@@ -377,23 +377,23 @@ def test_a_checkpoint_of_another_spec_is_not_used(run_spec, dataset, tmp_path, m
 
 def test_a_damaged_checkpoint_is_not_the_end_of_a_run(run_spec, dataset, tmp_path, capsys):
     run = training.build_run(run_spec, store.read(dataset))
-    training.save_checkpoint(run, tmp_path / "checkpoint.pt")
+    loop.save_checkpoint(run, tmp_path / "checkpoint.pt")
     os.truncate(tmp_path / "checkpoint.pt", 2000)
-    training.restore_checkpoint(run, tmp_path / "checkpoint.pt")
+    loop.restore_checkpoint(run, tmp_path / "checkpoint.pt")
     assert "damaged" in capsys.readouterr().out and run.progress.steps == 0
 
 
 def test_lack_of_memory_is_no_damage(run_spec, dataset, tmp_path, monkeypatch):
     """A sound checkpoint that does not fit makes the run `oom`; it is not started over."""
     run = training.build_run(run_spec, store.read(dataset))
-    training.save_checkpoint(run, tmp_path / "checkpoint.pt")
+    loop.save_checkpoint(run, tmp_path / "checkpoint.pt")
 
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        training.restore_checkpoint(run, tmp_path / "checkpoint.pt")
+        loop.restore_checkpoint(run, tmp_path / "checkpoint.pt")
 
 
 # Evaluation draws nothing from training's stream
@@ -442,7 +442,7 @@ def test_resumed_after_the_last_step_a_noisy_model_ends_with_the_same_bits(run_s
     run_spec["training"]["checkpoint_seconds"] = 0
     training.train(run_spec, dataset, tmp_path / "undisturbed")
     with monkeypatch.context() as patch:
-        patch.setattr(training, "save_outputs", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+        patch.setattr(training, "leave_outputs", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
         with pytest.raises(RuntimeError, match="killed"):
             training.train(run_spec, dataset, tmp_path / "killed")
     training.train(run_spec, dataset, tmp_path / "killed")

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch._dynamo  # AdamW loads it at its first step; forks of this process then need not
 
-from flarepp import evaluate, parallel, record
+from flarepp import evaluate, loop, parallel, record
 from flarepp import train as training
 from flarepp.data import store
 from flarepp.models import build_model
@@ -227,13 +227,13 @@ def test_an_exception_names_its_rank_and_leaves_no_record(run_spec, data, tmp_pa
 
 
 def test_a_rank_that_fails_at_the_very_end_takes_the_record_with_it(run_spec, data, tmp_path, monkeypatch):
-    leave_record = training.leave_record
+    leave_record = loop.leave_record
 
     def fail(*arguments):
         leave_record(*arguments)
         raise IndexError("after the record")
 
-    monkeypatch.setattr(training, "leave_record", fail)
+    monkeypatch.setattr(loop, "leave_record", fail)
     with pytest.raises(parallel.RankFailed, match="rank 0 (.|\n)*after the record"):
         training.train_on_ranks(on(run_spec, 2), data["scattered"], tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.json").exists()

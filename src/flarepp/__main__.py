@@ -34,9 +34,11 @@ def data(arguments: argparse.Namespace) -> None:
         print(benchmarks.listing(arguments.root, arguments.lock, arguments.generated))
         print(f"\nLong Range Arena\n{lra.listing(arguments.root, arguments.lock, arguments.generated)}")
     elif arguments.fetch:
+        from flarepp.data import download
+
         for name in arguments.fetch:
             module = lra.task_module(name) if name in lra.task_names() else benchmarks.benchmark_module(name)
-            benchmarks.download.fetch(name, module, arguments.root, arguments.lock)
+            download.fetch(name, module, arguments.root, arguments.lock)
     elif arguments.spec and arguments.store and arguments.card:
         spec, files = parse_object(arguments.spec), (arguments.store, arguments.card)
         if spec.get("name") in lra.task_names():

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from flarepp import record
 from flarepp.data import store
+from flarepp.loop import provenance
 from flarepp.provenance import check_sections, code_digest, is_out_of_memory, parameter_dtypes
-from flarepp.train import Inference, build_inference, mean_error, provenance, save_predictions
+from flarepp.train import Inference, build_inference, mean_error, save_predictions
 from flarepp.train import evaluate as evaluate_weights
 
 NAMES = ("last", "ema")

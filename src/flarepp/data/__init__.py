@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from flarepp.data import download, store
+from flarepp.data import store
 from flarepp.errors import unknown
 from flarepp.record import digest, sha256, write_with_digest
 
@@ -49,6 +49,8 @@ def prepare(spec: dict, path: Path, card: Path, generated: Path, lock: Path, num
         module.write_published(generated, spec, num_workers=num_workers)
         benchmark = module.read_published(generated, spec)
     else:
+        from flarepp.data import download  # its HTTP client and readers: not for those who only read a store
+
         root = Path(spec["root"])
         if spec["source"] == "download":
             download.fetch(spec["name"], module, root, lock)
@@ -84,4 +86,6 @@ def _seen(module: ModuleType, root: Path) -> dict:
 
 def listing(root: Path, lock: Path, generated: Path) -> str:
     """A table of all benchmarks: sources, licence, size, state; see `download.listing`."""
+    from flarepp.data import download
+
     return download.listing({name: benchmark_module(name) for name in names()}, root, lock, generated)

@@ -20,7 +20,6 @@ from types import ModuleType
 
 import numpy as np
 
-from flarepp.data import download, published
 from flarepp.data.lra import processed, sequences
 from flarepp.errors import unknown
 from flarepp.record import write_with_digest
@@ -55,6 +54,8 @@ def prepare(spec: dict, path: Path, card: Path, lock: Path, num_workers: int) ->
             raise ValueError(f"{spec['name']}: its samples cannot be drawn; set its source to 'download' or 'path'")
         task = module.generate(spec, num_workers=num_workers)
     else:
+        from flarepp.data import download, published  # its HTTP client and readers: not for those who only read a store
+
         root = Path(spec["root"])
         if spec["source"] == "download":
             download.fetch(spec["name"], module, root, lock)
@@ -72,6 +73,8 @@ def prepare(spec: dict, path: Path, card: Path, lock: Path, num_workers: int) ->
 
 def listing(root: Path, lock: Path, generated: Path) -> str:
     """A table of the tasks that have published files: sources, licence, size, state; see `download.listing`."""
+    from flarepp.data import download
+
     modules = {name: task_module(name) for name in task_names()}
     return download.listing({name: module for name, module in modules.items() if module.PUBLISHED_FILES}, root, lock, generated)
 
