@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import subprocess
 import sys
@@ -34,10 +35,15 @@ def put(index, value):
     return changed(change)
 
 
+@functools.cache
+def configuration() -> dict:
+    return yaml.safe_load((PROJECT / "config.yaml").read_text(encoding="utf-8"))
+
+
 @pytest.fixture
 def config() -> dict:
     """config.yaml as Snakemake would hand it over."""
-    return yaml.safe_load((PROJECT / "config.yaml").read_text(encoding="utf-8"))
+    return copy.deepcopy(configuration())
 
 
 @pytest.fixture

@@ -321,6 +321,21 @@ def test_a_bug_crashes_and_leaves_no_metrics(run_spec, dataset, tmp_path, monkey
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
+def test_a_run_loads_neither_the_compiler_nor_the_downloads(run_spec, dataset, tmp_path):
+    """They take as long as all else that a short run loads."""
+    write_spec(tmp_path / "run", run_spec)
+    code = f"""if True:
+        import sys
+        from flarepp import __main__
+        sys.argv = ["flarepp", "train", {str(tmp_path / "run/spec.json")!r}, "--data", {str(dataset)!r}]
+        code = __main__.main()
+        assert code == 0 and "torch.optim" in sys.modules
+        assert not {{"torch._dynamo", "requests", "scipy.io", "matplotlib", "pandas"}} & {{*sys.modules}}
+    """
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert answer.returncode == 0 and (tmp_path / "run/metrics.json").exists(), answer.stderr
+
+
 # Kills
 
 

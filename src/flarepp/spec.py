@@ -233,22 +233,28 @@ def _schema() -> dict:
 
 
 @functools.cache
-def _validator(definition: str | None = None) -> Draft202012Validator | None:
-    """Draft 2020-12, stricter: an integer is no 16.0, a number lies within 1e300. One `$defs` entry of the schema, or all of it.
-    None without jsonschema, which `cost_sweep` can do without."""
+def _draft() -> type[Draft202012Validator] | None:
+    """Draft 2020-12, stricter: an integer is no 16.0, a number lies within 1e300. Checks the schema. None without jsonschema,
+    which `cost_sweep` can do without."""
     try:
         import jsonschema
     except ImportError:
         return None
-    schema = _schema()
     draft = jsonschema.Draft202012Validator
-    draft.check_schema(schema)
+    draft.check_schema(_schema())
     checker = draft.TYPE_CHECKER.redefine_many({
         "integer": lambda _, value: isinstance(value, int) and not isinstance(value, bool),
         "number": lambda _, value: isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300})
+    return jsonschema.validators.extend(draft, type_checker=checker)
+
+
+@functools.cache
+def _validator(definition: str | None = None) -> Draft202012Validator | None:
+    """What checks against one `$defs` entry of the schema, or all of it; None without jsonschema."""
+    draft, schema = _draft(), _schema()
     if definition is not None:
         schema = {"$schema": schema["$schema"], "$ref": f"#/$defs/{definition}", "$defs": schema["$defs"]}
-    return jsonschema.validators.extend(draft, type_checker=checker)(schema)
+    return None if draft is None else draft(schema)
 
 
 def _explain(error: Any, prefix: str) -> str:
@@ -807,11 +813,19 @@ def sources(*modules: str) -> tuple[str, ...]:
         if path in files:
             continue
         files.add(path)
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.ImportFrom) and (module := node.module or "").split(".")[0] == "flarepp":
-                inner = [f"{module}.{alias.name}" for alias in node.names]
-                waiting += [name if _module_file(name).exists() else module for name in inner]
+        waiting += _imports(path)
     return tuple(sorted(str(path.relative_to(PACKAGE.parents[1])) for path in files))
+
+
+@functools.cache
+def _imports(path: Path) -> list[str]:
+    """Modules of the package that a file imports, inside functions too."""
+    found = []
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.ImportFrom) and (module := node.module or "").split(".")[0] == "flarepp":
+            inner = [f"{module}.{alias.name}" for alias in node.names]
+            found += [name if _module_file(name).exists() else module for name in inner]
+    return found
 
 
 def _module_file(module: str) -> Path:
