@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # the optimiser imports it: once here for all the forks
 from torch import nn
 from tqdm import tqdm
 
