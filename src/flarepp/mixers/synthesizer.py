@@ -30,7 +30,7 @@ class Mixer(nn.Module):
         self.num_heads, self.scale, self.seq_len = num_heads, head_dim**-0.5, check_seq_len(seq_len)
         width = rank + head_dim if dot_product else max(rank, head_dim)  # of the kernel
         self.operations = f"{4 if dot_product else 2} C^2 + {2 * width} H N"  # multiply-adds a token, forward
-        self.factors = nn.Parameter(torch.randn(2, num_heads, self.seq_len, rank) * rank**-0.25)
+        self.factors = nn.Parameter(torch.randn(2, num_heads, self.seq_len, rank).mul_(rank**-0.25))
         self.query_key_proj = nn.Linear(channel_dim, 2 * channel_dim) if dot_product else None
         self.value_proj = nn.Linear(channel_dim, channel_dim)
         self.out_proj = nn.Linear(channel_dim, channel_dim)
