@@ -228,6 +228,34 @@ def test_nothing_is_placed_or_removed_where_the_files_cannot_be_moved_whole(call
     assert files() == before
 
 
+def test_nothing_is_removed_where_a_folder_cannot_be_written(call, packed, elsewhere, monkeypatch):
+    leave("flare", 0.7)
+    leave("flarepp", 0.5)
+    before, access = files(), os.access
+    monkeypatch.setattr(archive.os, "access", lambda path, mode: "flarepp" not in str(path) and access(path, mode))
+    code, said = call("import", packed, "--replace")
+    assert code == 2 and "flarepp" in said and files() == before
+
+
+def test_what_stops_a_replacement_costs_one_run(call, packed, elsewhere, monkeypatch):
+    leave("flare", 0.7)
+    leave("transolver", 0.6)
+    before, moved = files(), []
+
+    def full(source, target):
+        moved.append(str(target))
+        if "/transolver/" in str(target):
+            raise OSError(28, "No space left on device", str(target))
+        return replace(source, target)
+
+    replace = os.replace
+    monkeypatch.setattr(archive.os, "replace", full)
+    assert call("import", packed, "--replace")[0] == 2
+    after = files()
+    for run in {path.rpartition("/")[0] for path in before if path.endswith("metrics.json")} - {moved[-1].rpartition("/")[0]}:
+        assert f"{run}/metrics.json" in after, run
+
+
 def test_records_of_a_device_in_results_reference_travel_the_same_way(call, monkeypatch, tmp_path):
     Path("results/quick/runs/table1/darcy/flarepp").rename("curve")
     reference = Path("results/reference/a-gpu")
@@ -390,6 +418,9 @@ EMPTY = hashlib.sha256(b"").hexdigest()
     (put(f"{RUN}/sitecustomize.py", b""), "sitecustomize.py: no file of the pipeline"),
     (manifest(results="../elsewhere"), "results: got '../elsewhere'"),
     (manifest(results="results/../src"), "results: got 'results/../src'"),
+    (put(archive.note_of(STORE).as_posix(), b"[]"), "expected a JSON object"),
+    (put(archive.note_of(STORE).as_posix(), b'{"code": 3}'), "code: not what Snakemake writes"),
+    (put(archive.note_of(STORE).as_posix(), b'{"input": [3]}'), "input or log: not what Snakemake writes"),
     (manifest(format=2), "format: got 2; this version reads 1"),
 ])  # fmt: skip
 def test_archives_whose_manifest_fits_are_refused_for_what_their_files_say(call, packed, elsewhere, tmp_path, change, words):

@@ -123,7 +123,15 @@ def test_an_outer_choice_of_devices_is_the_pool(pool, devices):
     assert call(2, "bash", "-c", "echo $CUDA_VISIBLE_DEVICES", CUDA_VISIBLE_DEVICES=pool).stdout == devices + "\n"
 
 
-@pytest.mark.parametrize("pool, there", [("0,1,2", 3), ("", 0), ("-1", 0), ("NoDevFiles", 0)])
+@pytest.mark.parametrize("words, code, said", [
+    (("-1", "true"), 2, "error: devices: -1 asked for; allowed: 0 and more\n"), (("--up-to", "-2", "true"), 2, "-2 asked for"),
+    (("1", "no-such-command"), 127, "error: no-such-command: No such file or directory\n")])
+def test_what_cannot_be_run_is_one_line(words, code, said):
+    answer = call(*words, CUDA_VISIBLE_DEVICES="0,1")
+    assert answer.returncode == code and said in answer.stderr and len(answer.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("pool, there", [("0,1,2", 3), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,0,0,0", 1)])
 def test_more_than_there_are_is_refused(pool, there):
     answer = call(4, "echo", "started", CUDA_VISIBLE_DEVICES=pool)
     assert (answer.returncode, answer.stdout) == (2, "")

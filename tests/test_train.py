@@ -19,7 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from flarepp import loop, optimise, predictors, record
+from flarepp import classify, loop, optimise, predictors, record
 from flarepp import train as training
 from flarepp.data import store
 from flarepp.losses import relative_l2, training_loss
@@ -334,6 +334,23 @@ def test_a_run_loads_neither_the_compiler_nor_the_downloads(run_spec, dataset, t
     """
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert answer.returncode == 0 and (tmp_path / "run/metrics.json").exists(), answer.stderr
+
+
+def test_what_is_refused_leaves_a_finished_run(run_spec, dataset, tmp_path, monkeypatch):
+    training.train(run_spec, dataset, tmp_path / "run")
+    kept = (tmp_path / "run/metrics.json").read_bytes()
+    other = tmp_path / "other.h5"
+    other.write_bytes(b"no store")
+    several = run_spec | {"training": run_spec["training"] | {"context_parallel": 2}}
+    for spec, words in ((run_spec, {}), (several, {}), (run_spec, {"events": True})):
+        if words:
+            monkeypatch.setattr(training, "require", lambda: (_ for _ in ()).throw(ValueError("not installed")))
+        with pytest.raises(ValueError):
+            training.train_on_ranks(spec, dataset if words else other, tmp_path / "run", **words)
+        assert (tmp_path / "run/metrics.json").read_bytes() == kept
+    with pytest.raises(ValueError):
+        classify.classify(run_spec, dataset, tmp_path / "run")
+    assert (tmp_path / "run/metrics.json").read_bytes() == kept
 
 
 # Kills

@@ -14,6 +14,7 @@ date.
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import hashlib
 import io
@@ -42,6 +43,9 @@ WEIGHTS = "model.safetensors"
 RUN_FILES = ("spec.json", *record.OUTPUTS, "metrics.json")  # the last says that the others are there
 NOTES, LOCKS = Path(".snakemake/metadata"), Path(".snakemake/locks")
 OF_ONE_MACHINE = ("conda_env", "container_img_url", "software_stack_hash", "external_jobid")  # in a note
+NOTE = {"rule": str | None, "code": str | None, "shellcmd": str | None, "input": list | None, "log": list | None,
+        "params": list | None, "input_checksums": dict | None, "job_hash": int | None, "starttime": float | int | None,
+        "endtime": float | int | None, "incomplete": bool | None, "record_format_version": int}  # what Snakemake reads of a note
 OF_ONE_RUN = ("checkpoint-*.pt", "benchmark.tsv", "*.log", "events.out.tfevents.*")  # beside its results; no part of them
 DRAWN = ("*.csv", "*.sha256", "ledger.*", "records/*", "tables/*")  # below the folder of results
 
@@ -209,7 +213,8 @@ def place(archive: Path, replace: bool) -> str:
         if other and not replace:
             raise ValueError(_refusal(other, kept))
         _require_rest(Path(), {Path(path).parent for path in new + other})
-        _require_one_disk(aside, new + other)
+        _require_places(aside, new + other)
+        _require_notes(aside, notes)
         _move(aside, new + other, kept, notes, source)
     return _words(archive, source["archive_sha256"], manifest["results"], origin, len(new) + len(other), kept)
 
@@ -309,33 +314,54 @@ def _require_own_arrays(path: Path) -> None:
         raise error if str(error).startswith(str(path)) else ValueError(f"{path}: cannot be read as HDF5 ({error})") from None
 
 
-def _require_one_disk(aside: Path, fresh: list[str]) -> None:
-    """ValueError where a file's place is on another disk than the folder aside, so that it cannot be moved there whole."""
-    for path in map(Path, fresh):
+def _require_notes(aside: Path, notes: dict[str, str]) -> None:
+    """ValueError for a note that Snakemake would not read."""
+    for path in notes.values():
+        note = record.read_json(aside / path)
+        wrong = [key for key, types in NOTE.items() if key in note and not isinstance(note[key], types)]
+        texts = [text for key in ("input", "log") for text in note.get(key) or () if not isinstance(text, str)]
+        if wrong or texts:
+            raise ValueError(f"{path}: {', '.join(wrong) or 'input or log'}: not what Snakemake writes")
+
+
+def _require_places(aside: Path, fresh: list[str]) -> None:
+    """Nothing is removed before all can be placed: PermissionError for a folder that cannot be written; ValueError for one on
+    another disk than the folder aside, where a file cannot be moved whole."""
+    for path in (*map(Path, fresh), *map(note_of, fresh)):
         folder = next(parent for parent in path.parents if parent.exists())
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         if folder.stat().st_dev != aside.stat().st_dev:
             raise ValueError(f"{folder}: lies on another disk than {aside.parent}; let the whole of {aside.parent} lie there")
 
 
 def _move(aside: Path, fresh: list[str], kept: list[str], notes: dict[str, str], source: dict) -> None:
-    """Move the files `fresh` to their places. A run's record comes last; until then none is there."""
-    ended = [Path(path) for path in fresh if path.endswith("/metrics.json")]
-    for path in ended:
-        path.unlink(missing_ok=True)
-        for left in (*(path.with_name(name) for name in record.OUTPUTS if str(path.with_name(name)) not in kept),
-                     *(left for pattern in OF_ONE_RUN for left in path.parent.glob(pattern))):
-            left.unlink(missing_ok=True)
-        _, result = record.read_run(aside / path.parent)
-        record.write_with_digest(source | {"record": result["sha256"]}, path.with_name(record.IMPORTED))
-    left_behind = {str(path.with_name(WEIGHTS)) for path in ended}.difference(kept)
-    for name in {*fresh, *left_behind.intersection(notes)}:
-        _place_note(aside, name, notes.get(name))
-    for name in sorted(fresh, key=lambda name: (name.endswith("/metrics.json"), name)):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(aside / name, name)
+    """Move the files `fresh` to their places, a folder after the other, so that what stops it costs one run at most. A run's
+    record comes last; until then none is there."""
+    for folder in sorted({Path(path).parent for path in fresh}):
+        names = sorted((path for path in fresh if Path(path).parent == folder), key=lambda name: (name.endswith("/metrics.json"), name))
+        folder.mkdir(parents=True, exist_ok=True)
+        left_behind = str(folder / WEIGHTS)
+        if names[-1].endswith("/metrics.json"):
+            _clear(aside, folder, kept, source)
+            names = [*({left_behind} & notes.keys() - {*kept}), *names]
+        for name in names:
+            _place_note(aside, name, notes.get(name))
+            if name in fresh:
+                os.replace(aside / name, name)
     now = time.time()
     for name in kept:  # none is older than another
         os.utime(name, (now, now))
+
+
+def _clear(aside: Path, folder: Path, kept: list[str], source: dict) -> None:
+    """Remove what a run's folder has of another run, its record first, and say where the next one is from."""
+    (folder / "metrics.json").unlink(missing_ok=True)
+    for left in (*(folder / name for name in record.OUTPUTS if str(folder / name) not in kept),
+                 *(left for pattern in OF_ONE_RUN for left in folder.glob(pattern))):
+        left.unlink(missing_ok=True)
+    _, result = record.read_run(aside / folder)
+    record.write_with_digest(source | {"record": result["sha256"]}, folder / record.IMPORTED)
 
 
 def _place_note(aside: Path, path: str, note: str | None) -> None:

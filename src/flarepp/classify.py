@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from flarepp import loop, record
 from flarepp.data.lra import sequences
+from flarepp.events import require
 from flarepp.losses import cross_entropy
 from flarepp.models import build_model
 from flarepp.optimise import Optimiser, build_optimiser
@@ -184,10 +185,12 @@ def classify(spec: dict, data: Path, run_dir: Path, events: bool = False) -> dic
     for key in ("context_parallel", "data_parallel"):
         if spec["training"].get(key, 1) != 1:
             raise ValueError(f"run spec: training.{key}: got {spec['training'][key]!r}; allowed here: 1")
+    if events:
+        require()
     run_dir.mkdir(parents=True, exist_ok=True)
     with exclusive(run_dir / ".lock"):
+        task = sequences.read(data)  # what is refused leaves a finished run as it is
         (run_dir / "metrics.json").unlink(missing_ok=True)
-        task = sequences.read(data)
         work = loop.Work(partial(build_run, spec, task), training_step, dev_accuracies, finish, metrics_of)
         run, result = loop.run_of(spec, task, work, Ranks(), run_dir, events)
         predicted = run.predicted.get("test", {}) if run and result["status"] == "ok" else {}

@@ -41,7 +41,7 @@ def pool() -> list[str]:
             told = f"nvidia-smi -L did not answer in {LISTING_SECONDS} s; CUDA_VISIBLE_DEVICES can name them"
             raise OSError(told) from None
         return re.findall(r"^GPU .*\(UUID: (GPU-[\w-]+)\)", listed, re.MULTILINE)
-    names = [name.strip() for name in given.split(",")]
+    names = [*dict.fromkeys(name.strip() for name in given.split(","))]  # one named twice is one
     valid = [NAME.fullmatch(name) is not None for name in names]
     return names[: (*valid, False).index(False)]
 
@@ -94,7 +94,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def choose(number: int, up_to: bool) -> None:
-    """Set CUDA_VISIBLE_DEVICES to devices of this process's own. ValueError if there are fewer."""
+    """Set CUDA_VISIBLE_DEVICES to devices of this process's own. ValueError if there are fewer, or for a negative number."""
+    if number < 0:
+        raise ValueError(f"{number} asked for; allowed: 0 and more")
     devices = pool()
     number = min(number, len(devices)) if up_to else number
     if number > len(devices):
@@ -105,14 +107,18 @@ def choose(number: int, up_to: bool) -> None:
 
 
 def main() -> int:
-    """Become the command. Exit code 2: there are fewer devices, or they cannot be listed or locked."""
+    """Become the command. Exit code 2: there are fewer devices, or they cannot be listed or locked; 127: there is no command."""
     arguments = parser().parse_args()
     try:
         choose(arguments.number, arguments.up_to)
     except (ValueError, OSError) as error:
         print(f"error: devices: {error}", file=sys.stderr)
         return 2
-    os.execvp(arguments.command, [arguments.command, *arguments.arguments])
+    try:
+        os.execvp(arguments.command, [arguments.command, *arguments.arguments])
+    except OSError as error:
+        print(f"error: {arguments.command}: {error.strerror}", file=sys.stderr)
+        return 127
 
 
 if __name__ == "__main__":

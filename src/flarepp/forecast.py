@@ -91,7 +91,10 @@ def _parsed(changes: list[str]) -> dict:
         return {}
     from snakemake.cli import parse_config  # a second to import
 
-    return parse_config(changes)
+    try:
+        return parse_config(changes)
+    except ValueError as error:  # a word without "="
+        raise ValueError(f"--config: {error}") from None
 
 
 def summary(targets: list[str], files: list[Path], changes: list[str], scale: str) -> list[dict]:

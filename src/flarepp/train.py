@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from flarepp import loop, parallel, record
 from flarepp.data import store
+from flarepp.events import require
 from flarepp.losses import relative_l2, training_loss
 from flarepp.models import build_model
 from flarepp.optimise import Optimiser, build_optimiser
@@ -242,15 +243,17 @@ def train(spec: dict, data: Path, run_dir: Path, *, locked: bool = False, events
     `locked`: the process that started this one holds the folder's lock. `events`: leave event files for TensorBoard, too.
     """
     check_sections(spec)
+    if events:
+        require()
     training = spec["training"]
     run_dir.mkdir(parents=True, exist_ok=True)
     device_type = choose_device(training["device"]).type
     with (parallel.join(training["context_parallel"], training["data_parallel"], device_type) as ranks,
           exclusive(run_dir / ".lock") if ranks.is_main and not locked else nullcontext()):
+        benchmark = store.read(data)  # what is refused leaves a finished run as it is
         if ranks.is_main:
             (run_dir / "metrics.json").unlink(missing_ok=True)
         ranks.barrier()
-        benchmark = store.read(data)
         run, result = run_of(spec, benchmark, ranks, run_dir, events)
         if result["status"] == "oom" and result["provenance"]["num_ranks"] > 1:
             fail_without_memory(benchmark, run, result, run_dir)
@@ -271,6 +274,9 @@ def train_on_ranks(spec: dict, data: Path, run_dir: Path, events: bool = False) 
     num_ranks = check_ranks(spec["training"])
     if num_ranks == 1 or parallel.launched():
         return train(spec, data, run_dir, events=events)
+    if events:
+        require()
+    store.read(data)  # what is refused leaves a finished run as it is
     path = run_dir / "metrics.json"
     run_dir.mkdir(parents=True, exist_ok=True)
     with exclusive(run_dir / ".lock"):  # before there are ranks: while they wait for the main one, time runs out
