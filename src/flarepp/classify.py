@@ -112,8 +112,7 @@ def training_step(run: Run) -> Tensor:
 
 @torch.no_grad()
 def evaluate(run: Run, name: str) -> dict[str, float]:
-    """The accuracy of every set of weights on a split, whose classes `run.predicted` then holds. Raises loop.Diverged on
-    logits
+    """The accuracy of every set of weights on a split, whose classes `run.predicted` then holds. Raises loop.Diverged on logits
     that are not finite, which have no largest.
 
     Samples go in the order of their lengths, so that little is padding. Training's draws do not notice.

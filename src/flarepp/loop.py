@@ -325,7 +325,7 @@ def run_of(spec: dict, data: Any, work: Work[SomeRun], ranks: Ranks, run_dir: Pa
            events: bool = False) -> tuple[SomeRun | None, dict]:
     """Build and train on `data`, what the dataset's file holds; returns the run, None without memory for it, and the content of
     metrics.json. The numbers of an experiment stand in it only for a run that succeeded."""
-    run, code, metrics, dtypes = None, "", {"steps": 0}, []
+    run, metrics, dtypes = None, {"steps": 0}, []
     try:
         run = work.build()
     except (RuntimeError, MemoryError) as error:

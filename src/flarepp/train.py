@@ -164,7 +164,7 @@ def mean_error(run: Inference, name: str) -> float:
     return run.evaluated[name][1].double().mean().item()
 
 
-def test_errors(run: Run) -> tuple[dict[str, float], str]:
+def errors_on_test_set(run: Run) -> tuple[dict[str, float], str]:
     """Mean errors on the test set, a row's, and a line for people. Raises loop.Diverged if one is not finite."""
     evaluate(run)
     last, ema = mean_error(run, "last"), mean_error(run, "ema")
@@ -217,7 +217,7 @@ def run_of(spec: dict, benchmark: store.Benchmark, ranks: parallel.Ranks, run_di
            events: bool = False) -> tuple[Run | None, dict]:
     """`loop.run_of` on a benchmark; a run that failed holds no predictions."""
     regions = benchmark.regions()
-    work = loop.Work(partial(build_run, spec, benchmark, ranks), training_step, test_errors, finish,
+    work = loop.Work(partial(build_run, spec, benchmark, ranks), training_step, errors_on_test_set, finish,
                      lambda run: metrics_of(run, regions))
     run, result = loop.run_of(spec, benchmark, work, ranks, run_dir, events)
     if run and result["status"] != "ok":
