@@ -214,7 +214,8 @@ def test_plan_runs_nothing_and_follows_what_was_run(copy, flarepp):
 
 
 @pytest.mark.parametrize("words, said", [(("tabel1",), "tabel1"), (("--config", "shown_error=lst"), "did you mean 'last'"),
-                                         (("--scale", "smok"), "did you mean 'smoke'"), (("--config", "table1"), "--config: Config entries"),
+                                         (("--scale", "smok"), "did you mean 'smoke'"),
+                                         (("--config", "table1"), "Unparsable value: 'table1'"),
                                          (("--configfile", "none.yaml"), "none.yaml")])  # fmt: skip
 def test_what_cannot_be_planned_is_one_line(copy, flarepp, words, said):
     answer = flarepp("plan", *words, cwd=copy)
